@@ -1,0 +1,158 @@
+/* Shared by the files of the kernel; nothing here is exported. */
+#ifndef LHC_INTERNAL_H
+#define LHC_INTERNAL_H
+
+#include "lhc.h"
+
+#define LHC_FORMAT_VERSION 1u
+#define LHC_MAX_WORLD_SIZE 4096u
+#define LHC_HEADER_FIELDS 14u
+#define LHC_MAGNITUDE_CLASSES 70u
+#define LHC_MIN_EXPONENT (-148)
+#define LHC_MAX_EXPONENT 128
+#define LHC_MIN_UNIT_EXPONENT (-149)
+#define LHC_KEYS_PER_CELL_BITS 4u
+#define LHC_GOLDEN 0x9E3779B97F4A7C15u
+
+/* Positions in the header. */
+enum {
+    LHC_PILOT_CONSTANT,
+    LHC_PILOT_SQUARE,
+    LHC_PILOT_NEGATIVE,
+    LHC_FINGERPRINT,
+    LHC_NONZERO_ELEMENTS,
+    LHC_NONZERO_KEYS,
+    LHC_NONFINITE,
+    LHC_OVERFLOW,
+    LHC_INEXACT,
+    LHC_INEXACT_SINGLE,
+    LHC_OVER_CAPACITY,
+    LHC_NONZERO_PROBE_BLOCKS,
+    LHC_CONTENT,
+    LHC_CHECKSUM
+};
+
+/* The factor that the reduction applied, and how to undo it. */
+typedef struct {
+    uint32_t kind;         /* lhc_scale_kind */
+    uint32_t participants;
+    uint32_t world_size;
+    double factor;
+} lhc_scale;
+
+static inline uint32_t lhc_bit_length(uint64_t n) {
+    uint32_t bits = 0;
+    while (n) {
+        bits++;
+        n >>= 1;
+    }
+    return bits;
+}
+
+static inline uint64_t lhc_mix(uint64_t h) {
+    h ^= h >> 33;
+    h *= 0xFF51AFD7ED558CCDu;
+    h ^= h >> 33;
+    h *= 0xC4CEB9FE1A85EC53u;
+    return h ^ (h >> 33);
+}
+
+/* Where a key lies: docs/wire-format.md, section 3. */
+typedef struct {
+    uint64_t segment;
+    uint64_t offset; /* in the first of the three segments */
+    uint64_t id;
+} lhc_place;
+
+static inline uint64_t lhc_permute(const lhc_layout *y, uint64_t key) {
+    const uint64_t mask = ((uint64_t)1 << y->key_bits) - 1;
+    const uint32_t half = (y->key_bits + 1) / 2;
+    for (int i = 0; i < 3; i++) {
+        key = (key * y->odd[i]) & mask;
+        key ^= key >> half;
+    }
+    return key;
+}
+
+static inline uint64_t lhc_unpermute(const lhc_layout *y, uint64_t key) {
+    const uint64_t mask = ((uint64_t)1 << y->key_bits) - 1;
+    const uint32_t half = (y->key_bits + 1) / 2;
+    for (int i = 2; i >= 0; i--) {
+        key ^= key >> half;
+        key = (key * y->odd_inverse[i]) & mask;
+    }
+    return key;
+}
+
+static inline lhc_place lhc_place_of(const lhc_layout *y, uint64_t key) {
+    const uint64_t t = lhc_permute(y, key), rest = t >> y->segment_bits;
+    const lhc_place place = {rest % y->segments, t & (((uint64_t)1 << y->segment_bits) - 1), rest / y->segments};
+    return place;
+}
+
+static inline uint64_t lhc_key_at(const lhc_layout *y, lhc_place place) {
+    return lhc_unpermute(y, ((place.id * y->segments + place.segment) << y->segment_bits) | place.offset);
+}
+
+/* How far the second and third cell are shifted against the first. */
+static inline void lhc_shifts(const lhc_layout *y, uint64_t segment, uint64_t id, uint64_t shift[3]) {
+    const uint64_t mask = ((uint64_t)1 << y->segment_bits) - 1;
+    const uint64_t h = lhc_mix(y->segment_seed ^ (segment * LHC_GOLDEN));
+    const uint64_t low = id & mask, high = id >> y->segment_bits;
+    shift[0] = 0;
+    shift[1] = (low * (h | 1) + (h >> 32)) & mask;
+    shift[2] = (lhc_mix(h + low) + high * ((h >> 16) | 1)) & mask;
+}
+
+static inline void lhc_cells_of(const lhc_layout *y, lhc_place place, uint64_t cell[3]) {
+    const uint64_t mask = ((uint64_t)1 << y->segment_bits) - 1;
+    uint64_t shift[3];
+    lhc_shifts(y, place.segment, place.id, shift);
+    for (uint64_t role = 0; role < 3; role++)
+        cell[role] = ((place.segment + role) << y->segment_bits) + ((place.offset + shift[role]) & mask);
+}
+
+/* header.c */
+typedef struct {
+    uint64_t nonzero_elements, nonzero_keys, nonfinite, overflow, inexact, inexact_single, probe_blocks;
+    uint32_t content;
+    int over_capacity;
+    int32_t magnitude; /* smallest e with |x| < 2^e, or INT32_MIN */
+} lhc_tally;
+
+void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank, double *wire);
+lhc_status lhc_check_header(const lhc_layout *y, const double *wire, lhc_scale *scale, lhc_header *header);
+lhc_status lhc_unscale(const lhc_scale *scale, double z, int64_t *integer);
+lhc_status lhc_header_refusal(const lhc_layout *y, const lhc_header *header);
+
+/* round.c */
+typedef struct {
+    lhc_scale scale;
+    uint32_t format;
+    uint32_t value_bits;
+    int32_t unit_exponent;
+    double unit; /* 2 ^ unit_exponent */
+} lhc_rounding;
+
+lhc_rounding lhc_rounding_of(const lhc_layout *y, const lhc_scale *scale, uint32_t format);
+float lhc_round_once(const lhc_rounding *rounding, int64_t high, int64_t low);
+
+/* table.c: the cells of a reduced wire as integers */
+typedef struct {
+    const lhc_layout *layout;
+    int64_t *cells; /* cell_count * cell_stride */
+} lhc_table;
+
+lhc_status lhc_table_load(lhc_table *table, const double *cells, const lhc_scale *scale);
+lhc_status lhc_table_check_parity(const lhc_table *table);
+lhc_status lhc_table_check_empty(const lhc_table *table);
+lhc_status lhc_table_take_values(const lhc_table *table, uint64_t key, const uint64_t cell[3], uint64_t from,
+                                 const lhc_rounding *rounding, float *y);
+
+/* peel_keyed.c, peel_bitmap.c */
+lhc_status lhc_peel_keyed(const lhc_table *table, const lhc_header *header, const lhc_rounding *rounding, float *y,
+                          uint64_t *union_keys);
+lhc_status lhc_peel_bitmap(const lhc_table *table, const double *digits, const lhc_header *header,
+                           const lhc_rounding *rounding, float *y, uint64_t *union_keys);
+
+#endif

@@ -1,0 +1,274 @@
+"""The life of a step, for any framework: which plan a tensor has, who is under way, what was learned.
+
+The rule that keeps ranks in step: all wires of a step that belong to the same :class:`Site` use the same plan, and the
+plan changes only when the site has no wire under way, by :func:`~hvd_lhc.planner.next_state`, from the facts of all its
+wires since the last change. Facts come out of reduced wires, which are equal on all ranks.
+
+No framework and no Horovod in here: adapters hand in float32 arrays, send the wires and reduce dense where told so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_lhc.codec import Codec, Decoded, Header
+from hvd_lhc.errors import DecodeError, UnsupportedError, WireError
+from hvd_lhc.planner import Facts, Settings, State, Tensor, first_state, header_plan, merge, next_state
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hvd_lhc.plan import Plan
+
+__all__ = ["Engine", "Outcome", "Settings", "Site", "Statistics", "Tensor", "Ticket"]
+
+
+@dataclass
+class Statistics:
+    """What went over the wire on this rank since the start. Counts of tensors and bytes handed to allreduce.
+
+    Attributes:
+        wire_bytes: bytes handed to allreduce, headers, probes and retries included.
+        dense_bytes: bytes that the same tensors have uncompressed.
+        sketches: tensors that were reduced as sketches and verified.
+        probes: tensors that were probed (a header, then a dense reduction).
+        dense: tensors that went dense as they were.
+        retries: sketches that could not be verified and were reduced dense.
+        wire_changes: times that the shape of a tensor's wire changed.
+        refusals: retries by reason.
+    """
+
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+    sketches: int = 0
+    probes: int = 0
+    dense: int = 0
+    retries: int = 0
+    wire_changes: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+
+
+class Ticket:
+    """One wire under way: from ``begin`` to ``finish``. Dropping it counts as finished.
+
+    Attributes:
+        site: where it belongs.
+        plan: what it is encoded under.
+        kind: ``"sketch"``, or ``"probe"`` or ``"dense"`` for a header that is followed by a dense reduction.
+    """
+
+    __slots__ = ("__weakref__", "kind", "plan", "site")
+
+    def __init__(self, site: Site, plan: Plan, kind: str) -> None:
+        self.site = site
+        self.plan = plan
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a reduced wire turned into.
+
+    Attributes:
+        decoded: the verified gradient, or ``None``: reduce the original gradient dense.
+        header: the header of the wire; its scale says how to reduce dense.
+        reason: why there is no gradient (``"header_only"`` for a probe), or ``None``.
+        dense_name: a name for the dense reduction, equal on all ranks; empty where none is needed.
+    """
+
+    decoded: Decoded | None
+    header: Header
+    reason: str | None
+    dense_name: str = ""
+
+
+class Site:
+    """All tensors that share a plan: those of one shape and dtype, or those of one place in a traced graph."""
+
+    def __init__(self, label: str, tensor: Tensor, world_size: int, settings: Settings) -> None:
+        self.label = label
+        self.tensor = tensor
+        self.world_size = world_size
+        self.settings = settings
+        self.state = first_state(tensor, world_size, settings)
+        self._under_way: weakref.WeakSet[Ticket] = weakref.WeakSet()
+        self._facts: list[Facts] = []
+        self._dense_steps = 0
+        self._dense_names: Counter[str] = Counter()
+
+    def advance(self) -> bool:
+        """Go on to the next plan if a step has ended. Returns whether the shape of the wire changed."""
+        if len(self._under_way) or not (self._facts or self._dense_steps):
+            return False
+        before = self.state
+        facts = merge(self._facts) if self._facts else None
+        self.state = next_state(self.state, facts, self.tensor, self.world_size, self.settings)
+        self._facts.clear()
+        self._dense_names.clear()
+        self._dense_steps = 0
+        return _wire_size(before) != _wire_size(self.state)
+
+    def begin(self, header_always: bool) -> Ticket | None:
+        """A ticket for one more tensor in this step, or ``None`` if it goes dense without a header."""
+        plan = self.state.plan
+        if plan is None:
+            self._dense_steps += 1
+            if not header_always:
+                return None
+            plan = header_plan(self.tensor, self.world_size, self.settings)
+        ticket = Ticket(self, plan, self.state.kind)
+        self._under_way.add(ticket)
+        return ticket
+
+    def finish(self, ticket: Ticket, facts: Facts) -> None:
+        """The ticket's wire came back and told ``facts``."""
+        self._under_way.discard(ticket)
+        if ticket.kind != "dense":
+            self._facts.append(facts)
+
+    def dense_name(self, wire: NDArray[np.float64]) -> str:
+        """A name for the dense reduction that replaces a wire of this step.
+
+        It is made of the reduced wire, which is equal on all ranks and differs between tensors: the order in which ranks
+        come here doesn't matter. Wires that are equal have equal content on every rank, and are numbered.
+        """
+        digest = hashlib.blake2b(np.ascontiguousarray(wire).view(np.uint8), digest_size=12).hexdigest()
+        name = f"hvd_lhc.dense.{self.label}.{digest}"
+        self._dense_names[name] += 1
+        return f"{name}.{self._dense_names[name]}"
+
+
+class Engine:
+    """The sites of one compressor, and its statistics. Frameworks call it from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.statistics = Statistics()
+        self._sites: dict[Hashable, Site] = {}
+        self._codecs: dict[Plan, Codec] = {}
+        self._lock = threading.RLock()
+
+    def begin(
+        self, key: Hashable, tensor: Tensor, world_size: int, *, header_always: bool = False
+    ) -> Ticket | None:
+        """Start one tensor of a site.
+
+        Args:
+            key: which site; the same on all ranks.
+            tensor: its shape.
+            world_size: ranks that reduce it.
+            header_always: give a ticket to a tensor that goes dense, too (where the adapter can't change what it sends).
+
+        Returns:
+            A ticket to encode under, or ``None``: reduce the tensor as it is.
+        """
+        with self._lock:
+            key = (key, world_size)  # an elastic job of another size starts afresh
+            site = self._sites.get(key)
+            if site is None:
+                site = self._sites[key] = Site(str(key), tensor, world_size, self.settings)
+            self.statistics.wire_changes += site.advance()
+            ticket = site.begin(header_always)
+            self.statistics.dense_bytes += tensor.dense_bytes
+            if ticket is None:
+                self.statistics.dense += 1
+                self.statistics.wire_bytes += tensor.dense_bytes
+            else:
+                self.statistics.wire_bytes += ticket.plan.wire_bytes
+            return ticket
+
+    def encode(self, ticket: Ticket, x: NDArray[np.float32], rank: int) -> NDArray[np.float64]:
+        """Encode a flat float32 gradient under a ticket."""
+        return self._codec(ticket.plan).encode(x, rank=rank)
+
+    def finish(self, ticket: Ticket, wire: NDArray[np.float64], dtype: str) -> Outcome:
+        """Decode the reduced wire of a ticket and remember what it told.
+
+        Raises:
+            UnsupportedError: the reduction was not a sum over the ranks that the plan was made for.
+            DecodeError: not verified, and the settings say ``fallback="error"``.
+        """
+        try:
+            decoded = self._codec(ticket.plan).decode_with_facts(wire, dtype=dtype)
+            outcome = Outcome(decoded, decoded.header, None)
+        except DecodeError as error:
+            if error.header is None:
+                raise _not_a_sum(ticket.plan, error) from error
+            outcome = Outcome(None, error.header, error.reason)
+        except WireError as error:
+            raise _not_a_sum(ticket.plan, error) from error
+        with self._lock:
+            ticket.site.finish(ticket, _facts_of(ticket, outcome))
+            self._count(ticket, outcome)
+            if outcome.decoded is None:
+                outcome = replace(outcome, dense_name=ticket.site.dense_name(wire))
+        if outcome.decoded is None and ticket.kind == "sketch" and self.settings.fallback == "error":
+            raise DecodeError(
+                f"hvd_lhc: a gradient of {ticket.plan.numel} elements could not be decoded and verified "
+                f"({outcome.reason}); use fallback='dense' to have it reduced uncompressed instead",
+                reason=str(outcome.reason),
+                header=outcome.header,
+            )
+        return outcome
+
+    def _count(self, ticket: Ticket, outcome: Outcome) -> None:
+        statistics = self.statistics
+        if outcome.decoded is not None:
+            statistics.sketches += 1
+            return
+        statistics.wire_bytes += ticket.site.tensor.dense_bytes
+        if ticket.kind == "probe":
+            statistics.probes += 1
+        elif ticket.kind == "dense":
+            statistics.dense += 1
+        else:
+            statistics.retries += 1
+            reason = str(outcome.reason)
+            statistics.refusals[reason] = statistics.refusals.get(reason, 0) + 1
+
+    def _codec(self, plan: Plan) -> Codec:
+        with self._lock:
+            codec = self._codecs.get(plan)
+            if codec is None:
+                if len(self._codecs) > 64:
+                    self._codecs.clear()
+                codec = self._codecs[plan] = Codec(plan)
+            return codec
+
+
+def _facts_of(ticket: Ticket, outcome: Outcome) -> Facts:
+    header = outcome.header
+    if ticket.kind != "sketch":  # carries no gradient, so that most flags mean nothing
+        reason = "nonfinite" if header.nonfinite else None
+    else:
+        reason = outcome.reason
+    return Facts(
+        reason=reason,
+        union_keys=0 if outcome.decoded is None else outcome.decoded.union_keys,
+        nonzero_elements=header.nonzero_elements,
+        nonzero_keys=header.nonzero_keys,
+        nonzero_rows=header.nonzero_probe_blocks,
+        inexact_single=header.inexact_single,
+        magnitude_exponent=header.magnitude_exponent,
+    )
+
+
+def _wire_size(state: State) -> int:
+    return 0 if state.plan is None else state.plan.wire_size
+
+
+def _not_a_sum(plan: Plan, error: Exception) -> UnsupportedError:
+    return UnsupportedError(
+        f"hvd_lhc: what came back for a gradient of {plan.numel} elements is not the sum of {plan.world_size} ranks' "
+        f"sketches ({error}). Compressed gradients can be reduced with op=Sum or op=Average only, over the process set "
+        "that the compressor knows: with Adasum, Min, Max or Product use compression=Compression.none; with "
+        "process_set=S use compression=LHC(process_set=S); and give all ranks the same settings."
+    )

@@ -1,0 +1,375 @@
+"""Whether to compress a tensor and with what: facts in, plans out.
+
+Every function here is pure. A plan must be the same on all ranks although no rank knows what the others hold, so the
+next :class:`State` follows from the current one and from :class:`Facts`: exact integers that every rank read out of the
+*same reduced wire*. Nothing local to a rank (its own counts, clocks, float sums) may enter. See ``docs/planner.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hvd_lhc.errors import ConfigError
+from hvd_lhc.plan import Plan
+
+__all__ = ["Facts", "Settings", "State", "Tensor", "first_state", "header_plan", "merge", "next_state"]
+
+#: Exponent room: the largest magnitude seen may grow by this many powers of two before a step has to be retried.
+_EXPONENT_HEADROOM = 4
+#: The exponent is lowered only when it is this far above the largest magnitude seen.
+_EXPONENT_SLACK = 16
+#: A capacity is lowered only after so many steps in which a smaller one would have done.
+_SHRINK_AFTER_STEPS = 16
+#: Two lanes become one again after so many steps without an element that needs two (doubled after every relapse).
+_SINGLE_LANE_AFTER_STEPS = 64
+#: So many steps in a row without a verified decode send the tensor to the dense path.
+_FAILURES_UNTIL_DENSE = 3
+#: Rows longer than this are not taken as blocks: a cell would waste more than it saves.
+_LONGEST_ROW = 8192
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose; equal on all ranks.
+
+    Attributes:
+        min_numel: smaller tensors are never compressed.
+        precision: ``"lossless"`` or ``"bounded"`` (see :class:`~hvd_lhc.plan.Plan`).
+        max_wire_ratio: a sketch is used only while it has at most this share of the dense tensor's bytes.
+        reprobe_steps: steps after which a dense tensor is looked at again; doubled each time, up to 16 times as many.
+        fallback: what to do with a sketch that can't be verified: ``"dense"`` reduces the original gradient dense,
+            ``"error"`` raises :class:`~hvd_lhc.errors.DecodeError`, on all ranks.
+    """
+
+    min_numel: int = 16_384
+    precision: str = "lossless"
+    max_wire_ratio: float = 0.5
+    reprobe_steps: int = 64
+    fallback: str = "dense"
+
+    def __post_init__(self) -> None:
+        if self.min_numel < 1:
+            raise ConfigError(f"min_numel must be at least 1, not {self.min_numel!r}")
+        if self.precision not in ("lossless", "bounded"):
+            raise ConfigError(f"precision must be 'lossless' or 'bounded', not {self.precision!r}")
+        if not 0 < self.max_wire_ratio <= 1:
+            raise ConfigError(f"max_wire_ratio must lie above 0 and at most at 1, not {self.max_wire_ratio!r}")
+        if self.reprobe_steps < 1:
+            raise ConfigError(f"reprobe_steps must be at least 1, not {self.reprobe_steps!r}")
+        if self.fallback not in ("dense", "error"):
+            raise ConfigError(f"fallback must be 'dense' or 'error', not {self.fallback!r}")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The shape of a gradient, as far as it matters.
+
+    Attributes:
+        numel: elements.
+        row: elements of one row (the product of all dimensions but the first), 1 for vectors.
+        element_bytes: bytes of an element on the dense path.
+        top_exponent: finite numbers of the dtype are below two to this: 128, or 16 for float16.
+    """
+
+    numel: int
+    row: int
+    element_bytes: int
+    top_exponent: int = 128
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the uncompressed tensor."""
+        return self.numel * self.element_bytes
+
+    def roomy_exponent(self, magnitude: int | None, world_size: int) -> int:
+        """An exponent with room above ``magnitude``, but none under which a sum of all ranks could leave the dtype.
+
+        Such a sum overflows in an uncompressed Horovod; beyond this exponent it is left to do just that.
+        """
+        limit = self.top_exponent - (world_size - 1).bit_length()
+        return min(0 if magnitude is None else magnitude + _EXPONENT_HEADROOM, limit)
+
+    @property
+    def has_rows(self) -> bool:
+        """Are rows worth considering as blocks?"""
+        return 1 < self.row <= _LONGEST_ROW and self.numel >= 2 * self.row
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all ranks learned from one reduced wire (or, by :func:`merge`, from several of one step).
+
+    Attributes:
+        reason: ``None`` for a verified decode, else why it was refused (``DecodeError.reason``).
+        union_keys: distinct nonzero keys of a verified decode, else 0.
+        nonzero_elements: over all ranks, elements counted once per rank.
+        nonzero_keys: the same of the plan's keys.
+        nonzero_rows: the same of rows.
+        inexact_single: elements that a single value lane couldn't hold.
+        magnitude_exponent: every element is below two to this; ``None``: all are zero.
+    """
+
+    reason: str | None
+    union_keys: int
+    nonzero_elements: int
+    nonzero_keys: int
+    nonzero_rows: int
+    inexact_single: int
+    magnitude_exponent: int | None
+
+
+@dataclass(frozen=True)
+class State:
+    """What happens to a tensor in the next step, and what is remembered for the steps after it.
+
+    Attributes:
+        kind: ``"probe"`` (a header alone, then a dense reduction), ``"sketch"`` or ``"dense"`` (no header at all).
+        plan: the plan of the wire; ``None`` for ``"dense"``.
+        steps_left: dense: steps until the next probe.
+        probes_in_vain: dense: probes so far that found nothing to gain.
+        failures: sketch: refusals in a row.
+        roomy_steps, roomy_keys: steps in a row in which a smaller capacity would have done, and the largest union in them.
+        single_steps: steps in a row in which one lane would have done.
+        single_wait: how many of them it takes.
+        provisional: the capacity comes from an upper bound, not from a union that was seen.
+    """
+
+    kind: str
+    plan: Plan | None = None
+    steps_left: int = 0
+    probes_in_vain: int = 0
+    failures: int = 0
+    roomy_steps: int = 0
+    roomy_keys: int = 0
+    single_steps: int = 0
+    single_wait: int = _SINGLE_LANE_AFTER_STEPS
+    provisional: bool = False
+
+
+def first_state(tensor: Tensor, world_size: int, settings: Settings) -> State:
+    """The state before anything is known: a probe, or dense for tensors too small or too large to sketch."""
+    if tensor.numel < settings.min_numel or world_size < 2:
+        return State("dense", steps_left=-1)
+    try:
+        plan = header_plan(tensor, world_size, settings)
+    except ConfigError:
+        return State("dense", steps_left=-1)
+    return State("probe", plan)
+
+
+def merge(facts: Sequence[Facts]) -> Facts:
+    """One set of facts for several tensors that share a plan in a step: the most demanding of each.
+
+    The order doesn't matter, since ranks may see them in different order.
+    """
+    reasons = sorted(f.reason for f in facts if f.reason is not None)
+    magnitudes = [f.magnitude_exponent for f in facts if f.magnitude_exponent is not None]
+    return Facts(
+        reason=reasons[0] if reasons else None,
+        union_keys=max(f.union_keys for f in facts),
+        nonzero_elements=max(f.nonzero_elements for f in facts),
+        nonzero_keys=max(f.nonzero_keys for f in facts),
+        nonzero_rows=max(f.nonzero_rows for f in facts),
+        inexact_single=max(f.inexact_single for f in facts),
+        magnitude_exponent=max(magnitudes, default=None),
+    )
+
+
+def next_state(state: State, facts: Facts | None, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    """The state of the next step.
+
+    Args:
+        state: the state of the step that just ended.
+        facts: what its wires told; ``None`` for a dense step.
+        tensor, world_size, settings: as in :func:`first_state`.
+    """
+    if state.kind == "dense" or facts is None:
+        return _after_dense(state, tensor, world_size, settings)
+    if state.kind == "probe":
+        return _after_probe(state, facts, tensor, world_size, settings)
+    if facts.reason is not None:
+        return _after_refusal(state, facts, tensor, world_size, settings)
+    return _after_success(state, facts, tensor, world_size, settings)
+
+
+def header_plan(tensor: Tensor, world_size: int, settings: Settings) -> Plan:
+    """The plan of a wire that carries a header and no gradient.
+
+    Raises:
+        ConfigError: the tensor is too large for this world size to be counted.
+    """
+    return Plan(
+        numel=tensor.numel,
+        world_size=world_size,
+        index="none",
+        exponent=128,
+        precision=settings.precision,
+        probe_block=tensor.row if tensor.has_rows else 1,
+    )
+
+
+def _go_dense(state: State, settings: Settings) -> State:
+    wait = settings.reprobe_steps << min(state.probes_in_vain, 4)
+    return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1)
+
+
+def _after_dense(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    if state.steps_left < 0:  # for good
+        return state
+    if state.steps_left > 1:
+        return replace(state, steps_left=state.steps_left - 1)
+    return State("probe", header_plan(tensor, world_size, settings), probes_in_vain=state.probes_in_vain)
+
+
+def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    if facts.reason == "nonfinite":  # says nothing about sparsity; look again
+        return state
+    # Ranks may share all their nonzeros or none: with luck the union is the average of the ranks, at worst the sum.
+    luck = -(-facts.nonzero_elements // world_size), -(-facts.nonzero_rows // world_size)
+    exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
+    hopeful = _cheapest(tensor, world_size, settings, luck, exponent, lanes=1, seed=0)
+    if hopeful is None:
+        return _go_dense(state, settings)
+    worst = _grow(hopeful, facts.nonzero_rows if hopeful.block > 1 else facts.nonzero_elements)
+    plan = worst if worst is not None and worst.wire_bytes <= tensor.dense_bytes else hopeful
+    return State("sketch", plan, provisional=True)
+
+
+def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    """The step was saved by a dense reduction; find a plan under which the next one fits."""
+    plan = _plan_of(state)
+    if facts.reason == "nonfinite":  # the gradient's fault (loss scaling does this), not the plan's
+        return state
+    failures = state.failures + 1
+    if failures >= _FAILURES_UNTIL_DENSE:
+        return _go_dense(state, settings)
+    state = replace(state, failures=failures, single_steps=0, roomy_steps=0, roomy_keys=0)
+    exponent = max(plan.exponent, tensor.roomy_exponent(facts.magnitude_exponent, world_size))
+    if facts.reason == "overflow":
+        return _replan(state, replace(plan, exponent=exponent), tensor, settings)
+    if facts.reason == "inexact":
+        wait = min(2 * state.single_wait, 64 * _SINGLE_LANE_AFTER_STEPS)
+        return _replan(replace(state, single_wait=wait), replace(plan, value_lanes=2), tensor, settings)
+    # Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike.
+    most = min(facts.nonzero_keys, plan.key_count)
+    bigger = _grow(plan, most) if most > plan.capacity else plan
+    if bigger is None:
+        return _go_dense(state, settings)
+    if bigger.wire_bytes > tensor.dense_bytes and most > plan.capacity:
+        return _go_dense(state, settings)
+    return replace(state, plan=replace(bigger, seed=(plan.seed + 1) % 2**64), provisional=True)
+
+
+def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    plan = _plan_of(state)
+    state = replace(state, failures=0, probes_in_vain=0)
+    wanted = grid_capacity(facts.union_keys)
+    if wanted > plan.capacity or (state.provisional and wanted < plan.capacity):
+        return _resize(state, plan, facts, facts.union_keys, tensor, world_size, settings)
+    state = replace(state, provisional=False)
+
+    if wanted < plan.capacity:
+        keys = max(state.roomy_keys, facts.union_keys)
+        state = replace(state, roomy_steps=state.roomy_steps + 1, roomy_keys=keys)
+        if state.roomy_steps >= _SHRINK_AFTER_STEPS:
+            return _resize(state, plan, facts, keys, tensor, world_size, settings)
+    else:
+        state = replace(state, roomy_steps=0, roomy_keys=0)
+    return _settle_lanes(state, plan, facts, tensor, world_size)
+
+
+def _settle_lanes(state: State, plan: Plan, facts: Facts, tensor: Tensor, world_size: int) -> State:
+    """One lane again after a quiet time; a lower exponent when magnitudes have fallen far."""
+    roomy = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
+    if facts.magnitude_exponent is not None and plan.exponent > roomy + _EXPONENT_SLACK:
+        plan = replace(plan, exponent=roomy)
+        return replace(state, plan=plan, single_steps=0)
+    if plan.value_lanes == 1:
+        return state
+    quiet = 0 if facts.inexact_single else state.single_steps + 1
+    if quiet >= state.single_wait:
+        return replace(state, plan=replace(plan, value_lanes=1), single_steps=0)
+    return replace(state, single_steps=quiet)
+
+
+def _resize(
+    state: State, plan: Plan, facts: Facts, union: int, tensor: Tensor, world_size: int, settings: Settings
+) -> State:
+    """Choose anew for the union that was seen; the other kind of key is estimated by the ranks' average overlap."""
+    overlap = max(1, union), max(1, facts.nonzero_keys)
+    if plan.block > 1:
+        elements, rows = -(-facts.nonzero_elements * overlap[0] // overlap[1]), union
+    else:
+        elements, rows = union, -(-facts.nonzero_rows * overlap[0] // overlap[1])
+    best = _cheapest(tensor, world_size, settings, (elements, rows), plan.exponent, plan.value_lanes, plan.seed)
+    if best is None:
+        return _go_dense(state, settings)
+    same_keys = best.block == plan.block
+    return replace(state, plan=best, provisional=not same_keys, roomy_steps=0, roomy_keys=0)
+
+
+def _replan(state: State, plan: Plan, tensor: Tensor, settings: Settings) -> State:
+    """Take ``plan`` (more lanes, a larger exponent) unless it costs too much."""
+    if plan.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
+        return _go_dense(state, settings)
+    return replace(state, plan=plan)
+
+
+def _plan_of(state: State) -> Plan:
+    if state.plan is None:
+        raise AssertionError("a sketch has a plan")
+    return state.plan
+
+
+def grid_capacity(keys: int) -> int:
+    """The capacity for a union of so many keys: an eighth more, rounded up to a grid with steps of 12 to 25 %.
+
+    A coarse grid keeps the shape of the wire while the union wanders (Horovod caches its responses by shape).
+    """
+    need = keys + keys // 8 + 8
+    step = 1 << max(0, need.bit_length() - 3)
+    return -(-need // step) * step
+
+
+def _grow(plan: Plan, keys: int) -> Plan | None:
+    try:
+        return replace(plan, capacity=min(grid_capacity(keys), 2**31 - 1))
+    except ConfigError:
+        return None
+
+
+def _cheapest(
+    tensor: Tensor,
+    world_size: int,
+    settings: Settings,
+    keys: tuple[int, int],
+    exponent: int,
+    lanes: int,
+    seed: int,
+) -> Plan | None:
+    """The plan with the smallest wire for so many distinct (elements, rows); ``None`` if dense is better."""
+    best: Plan | None = None
+    row = tensor.row if tensor.has_rows else 1
+    for block, count in ((1, keys[0]), (row, keys[1])) if row > 1 else ((1, keys[0]),):
+        for index in ("keyed", "bitmap"):
+            try:
+                plan = Plan(
+                    numel=tensor.numel,
+                    world_size=world_size,
+                    capacity=min(grid_capacity(count), 2**31 - 1),
+                    index=index,
+                    block=block,
+                    value_lanes=lanes,
+                    exponent=exponent,
+                    seed=seed,
+                    precision=settings.precision,
+                    probe_block=row,
+                )
+            except ConfigError:
+                continue
+            if best is None or plan.wire_size < best.wire_size:
+                best = plan
+    if best is None or best.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
+        return None
+    return best

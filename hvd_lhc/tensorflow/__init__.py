@@ -1,0 +1,21 @@
+"""Compression for ``horovod.tensorflow``; mirrors ``horovod.tensorflow.compression``.
+
+    tape = hvd.DistributedGradientTape(tape, compression=hvd_lhc.tensorflow.Compression.lhc)
+"""
+
+from __future__ import annotations
+
+from horovod.tensorflow.compression import Compression as _HorovodCompression
+
+from hvd_lhc.tensorflow.compression import LHC
+
+__all__ = ["LHC", "Compression"]
+
+
+class Compression:
+    """The compressors to choose from; ``none`` and ``fp16`` are Horovod's own."""
+
+    none = _HorovodCompression.none
+    fp16 = _HorovodCompression.fp16
+    #: Lossless homomorphic compression with default settings: one instance, shared by all who use it.
+    lhc = LHC()

@@ -1,0 +1,191 @@
+"""The compressor for PyTorch: gradients to wires and back, between Horovod's two calls per tensor."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.compression import Compressor
+
+from hvd_lhc.compressor import Engine, Outcome, Settings, Statistics, Tensor, Ticket
+from hvd_lhc.torch.pending import PendingReductions
+
+__all__ = ["LHC"]
+
+#: dtype -> its name in the codec, and what it is reduced in on the dense path. Horovod can't reduce bfloat16; float32 holds
+#: a sum of two of them exactly enough that rounding twice gives what rounding once would.
+_DTYPES = {
+    torch.float32: ("float32", torch.float32),
+    torch.float16: ("float16", torch.float16),
+    torch.bfloat16: ("bfloat16", torch.float32),
+}
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """Context of a tensor that goes dense in another dtype than its own."""
+
+    dtype: torch.dtype
+
+
+class _Sketch:
+    """Context of a tensor whose wire is under way."""
+
+    def __init__(self, gradient: torch.Tensor, wire: torch.Tensor, ticket: Ticket) -> None:
+        self.gradient = gradient
+        self.wire = wire
+        self.ticket = ticket
+        self.outcome: Outcome | None = None
+        self.retry: int | None = None  # Horovod's handle of the dense reduction
+
+
+class LHC(Compressor):  # type: ignore[misc]
+    """Lossless homomorphic compression: pass an instance as ``compression=``.
+
+    float32, float16 and bfloat16 gradients are compressed where that pays; everything else passes through untouched.
+    The result of a compressed tensor is the exact sum of the ranks' gradients (divided by their number with
+    ``op=Average``), rounded once. A step in which a tensor can't be verified, or holds NaN or infinity, is reduced dense
+    for that tensor, as without compression.
+
+    Args:
+        min_numel: smaller tensors are never compressed.
+        precision: ``"lossless"``, or ``"bounded"``: elements are rounded to a unit of at most 2**-40 of the
+            largest element, so that one value lane always does.
+        max_wire_ratio: compress only where the wire has at most this share of the dense bytes.
+        reprobe_steps: how often a tensor that goes dense is looked at again.
+        fallback: ``"dense"``, or ``"error"`` to raise ``DecodeError`` when a sketch can't be verified.
+        process_set: the ranks that reduce; the same object as given to ``DistributedOptimizer``. Default: all.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_numel: int = Settings.min_numel,
+        precision: str = Settings.precision,
+        max_wire_ratio: float = Settings.max_wire_ratio,
+        reprobe_steps: int = Settings.reprobe_steps,
+        fallback: str = Settings.fallback,
+        process_set: Any = None,
+    ) -> None:
+        self._settings = Settings(min_numel, precision, max_wire_ratio, reprobe_steps, fallback)
+        self._process_set = process_set
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._engine = Engine(self._settings)
+        self._under_way: weakref.WeakSet[_Sketch] = weakref.WeakSet()
+
+    @property
+    def statistics(self) -> Statistics:
+        """What went over the wire on this rank since the start."""
+        return self._engine.statistics
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The array to reduce instead of ``tensor``, and the context for :meth:`decompress`.
+
+        ``tensor`` is not modified, and is kept until ``decompress`` in case it has to be reduced dense.
+        """
+        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or _needs_autograd(tensor):
+            return tensor, None
+        name, dense_dtype = _DTYPES[tensor.dtype]
+        shape = Tensor(
+            numel=tensor.numel(),
+            row=tensor[0].numel() if tensor.dim() > 1 and len(tensor) else 1,
+            element_bytes=dense_dtype.itemsize,
+            top_exponent=16 if tensor.dtype == torch.float16 else 128,
+        )
+        process_set = self._ranks()
+        ticket = self._engine.begin((tuple(tensor.shape), name), shape, process_set.size())
+        if ticket is None:
+            if dense_dtype == tensor.dtype:
+                return tensor, None
+            return tensor.to(dense_dtype), _Dense(tensor.dtype)
+        gradient = tensor.detach()
+        x = gradient.to("cpu", torch.float32).contiguous().view(-1).numpy()
+        wire = torch.from_numpy(self._engine.encode(ticket, x, process_set.rank()))
+        wire = wire.to(tensor.device)
+        sketch = _Sketch(gradient, wire, ticket)
+        self._under_way.add(sketch)
+        return wire, sketch
+
+    def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The reduced gradient, with the dtype, shape and device of what ``compress`` was given.
+
+        Raises:
+            UnsupportedError: the reduction was not Sum or Average over the compressor's process set.
+            DecodeError: not verified, and ``fallback="error"``.
+        """
+        if ctx is None:
+            return tensor
+        if isinstance(ctx, _Dense):
+            return tensor.to(ctx.dtype)
+        sketch: _Sketch = ctx
+        if sketch.outcome is None:
+            self._decode(sketch, tensor)
+        self._under_way.discard(sketch)
+        if sketch.retry is not None:
+            return self._await_retry(sketch)
+        assert sketch.outcome is not None and sketch.outcome.decoded is not None
+        values = torch.from_numpy(sketch.outcome.decoded.values).view(sketch.gradient.shape)
+        return values.to(sketch.gradient.device, sketch.gradient.dtype)
+
+    def _decode(self, sketch: _Sketch, wire: torch.Tensor) -> None:
+        """Decode a reduced wire; where that fails, start the dense reduction without waiting for it."""
+        array = wire.detach().cpu().numpy()
+        name, dense_dtype = _DTYPES[sketch.gradient.dtype]
+        sketch.outcome = self._engine.finish(sketch.ticket, array, name)
+        if sketch.outcome.decoded is not None:
+            return
+        header = sketch.outcome.header
+        sketch.retry = hvd.allreduce_async(
+            sketch.gradient.to(dense_dtype).contiguous(),
+            name=sketch.outcome.dense_name,
+            op=hvd.Average if header.scale == "average" else hvd.Sum,
+            postscale_factor=header.factor if header.scale == "other" else 1.0,
+            process_set=self._ranks(),
+        )
+
+    def _await_retry(self, sketch: _Sketch) -> torch.Tensor:
+        """Wait for a dense reduction, and meanwhile start those of the step's other tensors.
+
+        Ranks may come here with different tensors first (hooks fire in different order), so waiting for one without
+        starting the others would be waiting for each other.
+        """
+        assert sketch.retry is not None
+        pending = PendingReductions()
+        while not hvd.poll(sketch.retry):
+            finished = [
+                (other, wire)
+                for other in self._under_way
+                if other.outcome is None and (wire := pending.finished(other.wire)) is not None
+            ]
+            for other, wire in finished:
+                self._decode(other, wire)
+            if not finished:
+                pending.pause()
+        return hvd.synchronize(sketch.retry).to(sketch.gradient.dtype)
+
+    def _ranks(self) -> Any:
+        return hvd.global_process_set if self._process_set is None else self._process_set
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self._settings, "process_set": self._process_set}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._settings = state["settings"]
+        self._process_set = state["process_set"]
+        self._start_afresh()
+
+    def __repr__(self) -> str:
+        return f"LHC({self._settings})"
+
+
+def _needs_autograd(tensor: torch.Tensor) -> bool:
+    """A sketch has no derivative; a tensor that is part of a graph is reduced as it is."""
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,174 @@
+"""Starts the workers under ``horovodrun`` and turns what they report into one test per case.
+
+A launch costs seconds (importing a framework, forming the ring), so all cases of one framework and number of ranks share
+one. Cases are functions decorated with ``@case(2, 3)`` (the numbers of ranks) in ``workers/SUITE_*.py``; they are found
+by reading the source, since this process imports no framework. Every rank writes one JSON line per case.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+WORKERS = Path(__file__).parent / "workers"
+REPOSITORY = Path(__file__).parents[2]
+LAUNCH_TIMEOUT_SECONDS = 400
+#: What each suite needs, and the environment it runs in.
+SUITES: dict[str, tuple[str, dict[str, str]]] = {
+    "torch": ("torch", {}),
+    "tensorflow": ("tensorflow", {}),
+    "keras": ("tf_keras", {"TF_USE_LEGACY_KERAS": "1"}),
+}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    # A rank that failed waits for the others at the end of a case; a rank that waits for it elsewhere is released by this.
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "15",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "30",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case as its source tells: name, numbers of ranks, what it shows."""
+
+    name: str
+    ranks: tuple[int, ...]
+    shows: str
+
+
+@dataclass
+class Launch:
+    """What came out of one ``horovodrun``: results by case and rank, and everything that was printed."""
+
+    output: str
+    returncode: int
+    results: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def tail(self) -> str:
+        """The end of the output, which holds the traceback of a rank that died."""
+        return f"exit code {self.returncode}\n" + "\n".join(self.output.splitlines()[-80:])
+
+
+def read_cases(suite: str) -> list[Case]:
+    """The cases of a suite, in the order in which the workers run them."""
+    cases = []
+    for path in sorted(WORKERS.glob(f"{suite}_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "case":
+                    ranks = tuple(int(ast.literal_eval(argument)) for argument in decorator.args)
+                    cases.append(Case(node.name, ranks, ast.get_docstring(node) or ""))
+    return cases
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per case and number of ranks, for modules that name a suite."""
+    suite = getattr(metafunc.module, "SUITE", None)
+    if suite is None or "case" not in metafunc.fixturenames:
+        return
+    cases = read_cases(suite)
+    pairs = [(ranks, case) for ranks in sorted({n for c in cases for n in c.ranks}) for case in cases if ranks in case.ranks]
+    metafunc.parametrize(("ranks", "case"), pairs, ids=[f"np{ranks}-{case.name}" for ranks, case in pairs])
+
+
+class Launches:
+    """Starts each launch when its first test asks for it, with the cases that were selected."""
+
+    def __init__(self, items: list[pytest.Item], directory: Path) -> None:
+        self._directory = directory
+        self._done: dict[tuple[str, int], Launch] = {}
+        self._selected: dict[tuple[str, int], list[str]] = {}
+        for item in items:
+            parameters = getattr(getattr(item, "callspec", None), "params", {})
+            suite = getattr(getattr(item, "module", None), "SUITE", None)
+            if suite is not None and "case" in parameters:
+                self._selected.setdefault((suite, parameters["ranks"]), []).append(parameters["case"].name)
+
+    def get(self, suite: str, ranks: int) -> Launch:
+        """The launch of a suite with so many ranks."""
+        key = (suite, ranks)
+        if key not in self._done:
+            directory = self._directory / f"{suite}-{ranks}"
+            directory.mkdir()
+            self._done[key] = launch(suite, ranks, self._selected[key], directory)
+        return self._done[key]
+
+
+def launch(suite: str, ranks: int, names: list[str], directory: Path) -> Launch:
+    """Run cases of a suite under ``horovodrun``, and collect what every rank reported."""
+    environment = {**os.environ, **ENVIRONMENT, **SUITES[suite][1]}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_path()]))
+    command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks)]
+    command += [sys.executable, str(WORKERS / "run.py"), suite, str(directory), *names]
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+        process = subprocess.Popen(
+            command, stdout=printed, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            process.wait(LAUNCH_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+        printed.seek(0)
+        done = Launch(printed.read(), process.returncode)
+    for rank in range(ranks):
+        path = directory / f"rank{rank}.jsonl"
+        for line in path.read_text().splitlines() if path.exists() else []:
+            name, outcome = json.loads(line)
+            done.results.setdefault(name, {})[rank] = outcome
+    return done
+
+
+def _package_path() -> str | None:
+    """The checkout, if the package is not installed."""
+    return None if importlib.util.find_spec("hvd_lhc") else str(REPOSITORY)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End horovodrun, which ends its ranks; then whatever of its group is left."""
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launches]:
+    """All launches of this session."""
+    yield Launches(request.session.items, tmp_path_factory.mktemp("parallel"))
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest, launches: Launches, ranks: int, case: Case) -> dict[int, str]:
+    """What every rank said about a case: an empty string, or a traceback."""
+    suite = request.module.SUITE
+    for module in ("horovod", SUITES[suite][0]):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    done = launches.get(suite, ranks)
+    reports = done.results.get(case.name, {})
+    missing = [rank for rank in range(ranks) if rank not in reports]
+    failed = {rank: text for rank, text in reports.items() if text}
+    if failed:
+        return failed
+    if missing:
+        return {rank: f"did not finish {case.name}\n{done.tail()}" for rank in missing}
+    return {}

@@ -1,0 +1,187 @@
+"""The life of a step, with the reduction played by a sum of the simulated ranks' wires."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_lhc import DecodeError, UnsupportedError
+from hvd_lhc.compressor import Engine, Outcome, Settings, Tensor
+
+NUMEL = 40_000
+TENSOR = Tensor(numel=NUMEL, row=1, element_bytes=4)
+
+
+class Cluster:
+    """Some ranks in one process: every rank has its own engine, and must come to the same plans."""
+
+    def __init__(self, size: int, settings: Settings | None = None) -> None:
+        self.engines = [Engine(settings or Settings()) for _ in range(size)]
+
+    def step(self, gradients: list[np.ndarray], key: str = "w", scale: float = 1) -> list[Outcome | None]:
+        """One allreduce of one tensor on all ranks; ``None`` for a dense one."""
+        size = len(self.engines)
+        tickets = [engine.begin(key, TENSOR, size) for engine in self.engines]
+        if tickets[0] is None:
+            assert all(ticket is None for ticket in tickets)
+            return [None] * size
+        wires = []
+        for rank, (engine, ticket) in enumerate(zip(self.engines, tickets, strict=True)):
+            assert ticket is not None and tickets[0] is not None and ticket.plan == tickets[0].plan
+            wires.append(engine.encode(ticket, gradients[rank], rank))
+        total = np.sum(wires, axis=0) * scale
+        return [e.finish(t, total, "float32") for e, t in zip(self.engines, tickets, strict=True) if t is not None]
+
+
+def sparse(rng: np.random.Generator, count: int) -> np.ndarray:
+    """A float32 array of NUMEL with ``count`` small integers."""
+    x = np.zeros(NUMEL, np.float32)
+    x[rng.choice(NUMEL, count, replace=False)] = rng.integers(1, 100, count)
+    return x
+
+
+def test_probe_then_sketches_that_are_exact() -> None:
+    """The first step learns, the following ones decode the exact sum on every rank."""
+    rng = np.random.default_rng(1)
+    cluster = Cluster(3)
+    for step in range(5):
+        gradients = [sparse(rng, 200) for _ in range(3)]
+        outcomes = cluster.step(gradients)
+        for outcome in outcomes:
+            assert outcome is not None
+            if step == 0:
+                assert outcome.decoded is None and outcome.reason == "over_capacity" or outcome.reason == "header_only"
+            else:
+                assert outcome.decoded is not None
+                np.testing.assert_array_equal(outcome.decoded.values, np.sum(gradients, axis=0))
+    statistics = cluster.engines[0].statistics
+    assert (statistics.probes, statistics.sketches, statistics.retries) == (1, 4, 0)
+
+
+def test_a_burst_costs_one_retry_and_all_ranks_name_it_alike() -> None:
+    """From 200 to 3,000 nonzeros on one rank: one refusal, then a plan that fits."""
+    rng = np.random.default_rng(2)
+    cluster = Cluster(3)
+    for _ in range(3):
+        cluster.step([sparse(rng, 200) for _ in range(3)])
+    burst = [sparse(rng, 3000), sparse(rng, 200), sparse(rng, 200)]
+    outcomes = cluster.step(burst)
+    names = {outcome.dense_name for outcome in outcomes if outcome is not None}
+    assert len(names) == 1 and names != {""}
+    assert all(outcome is not None and outcome.decoded is None for outcome in outcomes)
+    outcomes = cluster.step(burst)
+    assert outcomes[0] is not None and outcomes[0].decoded is not None
+    assert cluster.engines[0].statistics.refusals == {"over_capacity": 1}
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_nonfinite_gradients_go_dense_and_are_forgotten(poison: float) -> None:
+    """One rank's NaN refuses the step on all ranks; the next step is a sketch again."""
+    rng = np.random.default_rng(3)
+    cluster = Cluster(2)
+    for _ in range(3):
+        cluster.step([sparse(rng, 200) for _ in range(2)])
+    bad = sparse(rng, 200)
+    bad[7] = poison
+    outcomes = cluster.step([bad, sparse(rng, 200)])
+    assert all(outcome is not None and outcome.reason == "nonfinite" for outcome in outcomes)
+    outcomes = cluster.step([sparse(rng, 200) for _ in range(2)])
+    assert all(outcome is not None and outcome.decoded is not None for outcome in outcomes)
+
+
+def test_plans_change_only_between_steps() -> None:
+    """While a wire of the site is under way, a further tensor gets the same plan, on every rank, in any order."""
+    rng = np.random.default_rng(4)
+    engines = [Engine(Settings()) for _ in range(2)]
+    gradients = {name: [sparse(rng, count) for _ in range(2)] for name, count in (("a", 50), ("b", 4000))}
+    for _ in range(4):
+        tickets: list[dict[str, object]] = [{}, {}]
+        for rank, order in ((0, "ab"), (1, "ba")):
+            for name in order:
+                tickets[rank][name] = engines[rank].begin("same shape", TENSOR, 2)
+        plans = {t.plan for by_name in tickets for t in by_name.values()}  # type: ignore[attr-defined]
+        assert len(plans) == 1
+        totals = {
+            name: sum(engines[r].encode(tickets[r][name], gradients[name][r], r) for r in range(2))  # type: ignore[arg-type]
+            for name in "ab"
+        }
+        for rank, order in ((0, "ba"), (1, "ba")):
+            for name in order:
+                engines[rank].finish(tickets[rank][name], totals[name], "float32")  # type: ignore[arg-type]
+    assert engines[0].statistics == engines[1].statistics
+
+
+def test_equal_wires_of_a_step_get_different_names() -> None:
+    """Two tensors with equal content need two dense reductions; the names of both are the same on all ranks."""
+    engines = [Engine(Settings()) for _ in range(2)]
+    x = np.full(NUMEL, np.nan, np.float32)
+    names = []
+    for _ in range(2):
+        for engine in engines:
+            engine.begin("w", TENSOR, 2)
+        tickets = [[engine.begin("w", TENSOR, 2) for _ in range(2)] for engine in engines]
+        total = sum(engines[r].encode(tickets[r][0], x, r) for r in range(2))  # type: ignore[arg-type]
+        names.append(
+            [[engines[r].finish(t, total, "float32").dense_name for t in tickets[r]] for r in range(2)]  # type: ignore[arg-type]
+        )
+    for step in names:
+        assert step[0] == step[1] and len(set(step[0])) == 2
+
+
+def test_a_dropped_ticket_is_no_wire_under_way() -> None:
+    """An exception between compress and decompress must not freeze the plan."""
+    rng = np.random.default_rng(5)
+    cluster = Cluster(2)
+    for engine in cluster.engines:
+        engine.begin("w", TENSOR, 2)  # dropped at once
+    cluster.step([sparse(rng, 10) for _ in range(2)])
+    outcomes = cluster.step([sparse(rng, 10) for _ in range(2)])
+    assert outcomes[0] is not None and outcomes[0].decoded is not None
+
+
+def test_a_dense_tensor_is_handed_through() -> None:
+    """Nothing but zeros missing: after the probe there is no header at all, or one where the adapter needs it."""
+    cluster = Cluster(2)
+    ones = np.ones(NUMEL, np.float32)
+    assert cluster.step([ones, ones])[0] is not None
+    assert cluster.step([ones, ones]) == [None, None]
+    ticket = cluster.engines[0].begin("w", TENSOR, 2, header_always=True)
+    assert ticket is not None and ticket.kind == "dense" and ticket.plan.wire_bytes < 1000
+
+
+def test_another_world_size_starts_afresh() -> None:
+    """An elastic job that shrinks probes again instead of using a plan for more ranks."""
+    rng = np.random.default_rng(6)
+    cluster = Cluster(3)
+    for _ in range(3):
+        cluster.step([sparse(rng, 200) for _ in range(3)])
+    smaller = Cluster(2)
+    smaller.engines = cluster.engines[:2]
+    outcomes = smaller.step([sparse(rng, 200) for _ in range(2)])
+    assert outcomes[0] is not None and outcomes[0].decoded is None
+
+
+def test_what_is_not_a_sum_is_unsupported() -> None:
+    """A maximum of wires is refused with a message that names the way out."""
+    rng = np.random.default_rng(7)
+    engines = [Engine(Settings()) for _ in range(2)]
+    tickets = [engine.begin("w", TENSOR, 2) for engine in engines]
+    wires = [engines[r].encode(tickets[r], sparse(rng, 9), r) for r in range(2)]  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match=r"op=Sum or op=Average.*process_set"):
+        engines[0].finish(tickets[0], np.maximum(*wires), "float32")  # type: ignore[arg-type]
+
+
+def test_fallback_error_raises_on_every_rank() -> None:
+    """With fallback='error' a refusal is an exception; the probe before it is not."""
+    rng = np.random.default_rng(8)
+    cluster = Cluster(2, Settings(fallback="error"))
+    cluster.step([sparse(rng, 20) for _ in range(2)])
+    engines = cluster.engines
+    tickets = [engine.begin("w", TENSOR, 2) for engine in engines]
+    bad = sparse(rng, 20)
+    bad[0] = np.nan
+    total = sum(engines[r].encode(tickets[r], bad, r) for r in range(2))  # type: ignore[arg-type]
+    for engine, ticket in zip(engines, tickets, strict=True):
+        with pytest.raises(DecodeError) as caught:
+            engine.finish(ticket, total, "float32")  # type: ignore[arg-type]
+        assert caught.value.reason == "nonfinite"

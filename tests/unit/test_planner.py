@@ -1,0 +1,231 @@
+"""The planner: pure functions, fed with agreed facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_lhc import ConfigError, Plan
+from hvd_lhc.planner import Facts, Settings, State, Tensor, first_state, grid_capacity, merge, next_state
+
+TABLE = Tensor(numel=10_000 * 64, row=64, element_bytes=4)
+VECTOR = Tensor(numel=1_000_000, row=1, element_bytes=4)
+SETTINGS = Settings()
+
+
+def facts(**fields: object) -> Facts:
+    """Facts of a quiet step, with some fields changed."""
+    quiet = Facts(
+        reason=None,
+        union_keys=1000,
+        nonzero_elements=4000,
+        nonzero_keys=4000,
+        nonzero_rows=4000,
+        inexact_single=0,
+        magnitude_exponent=0,
+    )
+    return replace(quiet, **fields)  # type: ignore[arg-type]
+
+
+def sketch_state(tensor: Tensor = VECTOR, world_size: int = 4, **fields: object) -> State:
+    """The state after a probe that found ``facts``."""
+    return next_state(first_state(tensor, world_size, SETTINGS), facts(**fields), tensor, world_size, SETTINGS)
+
+
+def plan_of(state: State) -> Plan:
+    """The plan of a sketch state."""
+    assert state.kind == "sketch" and state.plan is not None
+    return state.plan
+
+
+def test_small_tensors_never_carry_a_header() -> None:
+    """Below min_numel, and with one rank, a tensor goes dense for good."""
+    small = Tensor(numel=SETTINGS.min_numel - 1, row=1, element_bytes=4)
+    for tensor, world_size in ((small, 4), (VECTOR, 1)):
+        state = first_state(tensor, world_size, SETTINGS)
+        for _ in range(1000):
+            assert state.kind == "dense"
+            state = next_state(state, None, tensor, world_size, SETTINGS)
+
+
+def test_a_probe_that_finds_few_nonzeros_leads_to_a_sketch() -> None:
+    """Capacity covers the sum of the ranks' nonzeros, since their union isn't known yet."""
+    plan = plan_of(sketch_state())
+    assert plan.capacity >= 4000 and plan.index == "keyed" and plan.value_lanes == 1
+    assert plan.exponent >= 1
+
+
+def test_a_dense_tensor_goes_dense_and_is_probed_again_ever_more_rarely() -> None:
+    """The schedule of probes doubles up to 16 times the first wait."""
+    state = first_state(VECTOR, 4, SETTINGS)
+    waits = []
+    for _ in range(7):
+        state = next_state(state, facts(nonzero_elements=4_000_000), VECTOR, 4, SETTINGS)
+        steps = 0
+        while state.kind == "dense":
+            state = next_state(state, None, VECTOR, 4, SETTINGS)
+            steps += 1
+        assert state.kind == "probe"
+        waits.append(steps)
+    assert waits == [64, 128, 256, 512, 1024, 1024, 1024]
+
+
+def test_rows_are_found_without_being_told() -> None:
+    """Where nonzeros come in rows, a row becomes a key."""
+    state = sketch_state(TABLE, nonzero_elements=4 * 500 * 64, nonzero_rows=4 * 500)
+    assert plan_of(state).block == 64
+    scattered = sketch_state(TABLE, nonzero_elements=4 * 500, nonzero_rows=4 * 500)
+    assert plan_of(scattered).block == 1
+
+
+def test_index_follows_the_number_of_bytes() -> None:
+    """Few keys: keyed; many keys of a small space: bitmap."""
+    assert plan_of(sketch_state(nonzero_elements=4000)).index == "keyed"
+    dense_enough = sketch_state(nonzero_elements=4 * 80_000)
+    assert plan_of(next_state(dense_enough, facts(union_keys=80_000), VECTOR, 4, SETTINGS)).index == "bitmap"
+
+
+def test_the_first_capacity_shrinks_as_soon_as_the_union_is_known() -> None:
+    """The upper bound from a probe is replaced after one verified step."""
+    state = sketch_state()
+    after = next_state(state, facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    assert plan_of(after).capacity == grid_capacity(1000) < plan_of(state).capacity
+
+
+def test_capacity_grows_at_once_and_shrinks_slowly() -> None:
+    """Growth follows the union; a smaller capacity has to be enough for 16 steps."""
+    state = next_state(sketch_state(), facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    state = next_state(state, facts(union_keys=2000), VECTOR, 4, SETTINGS)
+    grown = plan_of(state).capacity
+    assert grown == grid_capacity(2000)
+    for _ in range(15):
+        state = next_state(state, facts(union_keys=1000), VECTOR, 4, SETTINGS)
+        assert plan_of(state).capacity == grown
+    state = next_state(state, facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    assert plan_of(state).capacity == grid_capacity(1000)
+
+
+def test_a_wandering_union_does_not_change_the_wire() -> None:
+    """Shapes change rarely: 5 % up and down stays in one grid cell."""
+    state = next_state(sketch_state(), facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    size = plan_of(state).wire_size
+    for step in range(200):
+        state = next_state(state, facts(union_keys=1000 + 50 * (-1) ** step), VECTOR, 4, SETTINGS)
+        assert plan_of(state).wire_size == size
+
+
+@pytest.mark.parametrize(
+    ("reason", "check"),
+    [
+        ("overflow", lambda old, new: new.exponent > old.exponent),
+        ("inexact", lambda old, new: new.value_lanes == 2),
+        ("over_capacity", lambda old, new: new.capacity > old.capacity),
+        ("unpeeled", lambda old, new: new.seed != old.seed),
+    ],
+)
+def test_a_refusal_is_answered_by_a_plan_that_fits(reason: str, check: object) -> None:
+    """Each reason changes what it names."""
+    state = next_state(sketch_state(), facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    refused = facts(reason=reason, union_keys=0, nonzero_keys=9000, magnitude_exponent=40)
+    after = next_state(state, refused, VECTOR, 4, SETTINGS)
+    assert check(plan_of(state), plan_of(after))  # type: ignore[operator]
+
+
+def test_nonfinite_gradients_change_nothing() -> None:
+    """NaN says nothing about the plan; loss scaling makes them on purpose."""
+    state = next_state(sketch_state(), facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    assert next_state(state, facts(reason="nonfinite", union_keys=0), VECTOR, 4, SETTINGS) == state
+
+
+def test_three_refusals_in_a_row_end_on_the_dense_path() -> None:
+    """A tensor that no plan fits doesn't pay for a wire and a dense reduction for ever."""
+    state = sketch_state()
+    for _ in range(3):
+        state = next_state(state, facts(reason="unpeeled", nonzero_keys=4000), VECTOR, 4, SETTINGS)
+    assert state.kind == "dense"
+
+
+def test_one_lane_again_after_a_quiet_time_and_later_after_a_relapse() -> None:
+    """Two lanes become one after 64 quiet steps, and after 128 when that was too early."""
+    state = next_state(sketch_state(), facts(union_keys=1000), VECTOR, 4, SETTINGS)
+    for expected in (128, 256):
+        state = next_state(state, facts(reason="inexact", union_keys=0, inexact_single=1), VECTOR, 4, SETTINGS)
+        steps = 0
+        while plan_of(state).value_lanes == 2:
+            state = next_state(state, facts(union_keys=1000), VECTOR, 4, SETTINGS)
+            steps += 1
+        assert steps == expected
+
+
+def test_the_exponent_leaves_overflow_to_the_dense_path() -> None:
+    """No plan under which a sum of ranks could leave the dtype."""
+    half = Tensor(numel=1_000_000, row=1, element_bytes=2, top_exponent=16)
+    state = next_state(first_state(half, 4, SETTINGS), facts(magnitude_exponent=15), half, 4, SETTINGS)
+    assert plan_of(state).exponent == 14
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"min_numel": 0},
+        {"precision": "exact"},
+        {"max_wire_ratio": 0.0},
+        {"max_wire_ratio": 1.5},
+        {"reprobe_steps": 0},
+        {"fallback": "ignore"},
+    ],
+)
+def test_settings_are_checked(bad: dict[str, object]) -> None:
+    """Every option out of range is refused by name."""
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        Settings(**bad)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 2**30), st.integers(0, 2**30))
+def test_the_grid_is_monotone_with_room(a: int, b: int) -> None:
+    """A larger union never gets a smaller capacity; there is always an eighth of room, never more than half beyond 64."""
+    small, large = sorted((a, b))
+    assert grid_capacity(small) <= grid_capacity(large)
+    assert grid_capacity(a) >= a + a // 8
+    if a >= 64:
+        assert grid_capacity(a) <= 1.6 * a
+
+
+random_facts = st.builds(
+    Facts,
+    reason=st.sampled_from([None, None, None, "nonfinite", "overflow", "inexact", "over_capacity", "unpeeled", "parity"]),
+    union_keys=st.integers(0, 2_000_000),
+    nonzero_elements=st.integers(0, 8_000_000),
+    nonzero_keys=st.integers(0, 8_000_000),
+    nonzero_rows=st.integers(0, 8_000_000),
+    inexact_single=st.integers(0, 1),
+    magnitude_exponent=st.none() | st.integers(-145, 128),
+)
+
+
+@given(
+    st.lists(random_facts, max_size=60),
+    st.sampled_from([TABLE, VECTOR, Tensor(numel=3_000_000, row=30_000, element_bytes=2, top_exponent=16)]),
+    st.sampled_from([2, 3, 8, 64, 4096]),
+    st.sampled_from([Settings(), Settings(precision="bounded", max_wire_ratio=1.0)]),
+)
+def test_any_history_gives_valid_equal_plans(
+    history: list[Facts], tensor: Tensor, world_size: int, settings: Settings
+) -> None:
+    """Two planners fed with the same facts agree, no history raises, and no plan costs more than dense."""
+    one = two = first_state(tensor, world_size, settings)
+    for item in history:
+        one = next_state(one, item if one.kind != "dense" else None, tensor, world_size, settings)
+        two = next_state(two, item if two.kind != "dense" else None, tensor, world_size, settings)
+        assert one == two
+        if one.kind == "sketch":
+            assert plan_of(one).wire_bytes <= tensor.dense_bytes
+
+
+@given(st.lists(random_facts, min_size=1, max_size=6).flatmap(lambda f: st.tuples(st.just(f), st.permutations(f))))
+def test_merging_does_not_depend_on_order(lists: tuple[list[Facts], list[Facts]]) -> None:
+    """Ranks may see the tensors of a step in different order."""
+    assert merge(lists[0]) == merge(lists[1])
