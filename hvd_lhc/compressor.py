@@ -140,7 +140,7 @@ class Site:
         It is made of the reduced wire, which is equal on all ranks and differs between tensors: the order in which ranks
         come here doesn't matter. Wires that are equal have equal content on every rank, and are numbered.
         """
-        digest = hashlib.blake2b(np.ascontiguousarray(wire).view(np.uint8), digest_size=12).hexdigest()
+        digest = hashlib.blake2b(wire.tobytes(), digest_size=12).hexdigest()
         name = f"hvd_lhc.dense.{self.label}.{digest}"
         self._dense_names[name] += 1
         return f"{name}.{self._dense_names[name]}"

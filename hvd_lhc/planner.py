@@ -23,8 +23,10 @@ _EXPONENT_SLACK = 16
 _SHRINK_AFTER_STEPS = 16
 #: Two lanes become one again after so many steps without an element that needs two (doubled after every relapse).
 _SINGLE_LANE_AFTER_STEPS = 64
-#: So many steps in a row without a verified decode send the tensor to the dense path.
-_FAILURES_UNTIL_DENSE = 3
+#: A refusal costs as many points as it takes verified steps to earn back; with too many the tensor goes dense. Three
+#: refusals in a row are too many, and so is one in fewer than every four steps in the long run.
+_POINTS_PER_REFUSAL = 4
+_POINTS_UNTIL_DENSE = 12
 #: Rows longer than this are not taken as blocks: a cell would waste more than it saves.
 _LONGEST_ROW = 8192
 
@@ -128,7 +130,7 @@ class State:
         plan: the plan of the wire; ``None`` for ``"dense"``.
         steps_left: dense: steps until the next probe.
         probes_in_vain: dense: probes so far that found nothing to gain.
-        failures: sketch: refusals in a row.
+        refusal_points: sketch: how much it has been refused of late.
         roomy_steps, roomy_keys: steps in a row in which a smaller capacity would have done, and the largest union in them.
         single_steps: steps in a row in which one lane would have done.
         single_wait: how many of them it takes.
@@ -139,7 +141,7 @@ class State:
     plan: Plan | None = None
     steps_left: int = 0
     probes_in_vain: int = 0
-    failures: int = 0
+    refusal_points: int = 0
     roomy_steps: int = 0
     roomy_keys: int = 0
     single_steps: int = 0
@@ -241,16 +243,19 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
     plan = _plan_of(state)
     if facts.reason == "nonfinite":  # the gradient's fault (loss scaling does this), not the plan's
         return state
-    failures = state.failures + 1
-    if failures >= _FAILURES_UNTIL_DENSE:
+    points = state.refusal_points + _POINTS_PER_REFUSAL
+    if points >= _POINTS_UNTIL_DENSE:
         return _go_dense(state, settings)
-    state = replace(state, failures=failures, single_steps=0, roomy_steps=0, roomy_keys=0)
+    state = replace(state, refusal_points=points, single_steps=0, roomy_steps=0, roomy_keys=0)
     exponent = max(plan.exponent, tensor.roomy_exponent(facts.magnitude_exponent, world_size))
     if facts.reason == "overflow":
-        return _replan(state, replace(plan, exponent=exponent), tensor, settings)
+        return replace(state, plan=replace(plan, exponent=exponent))
     if facts.reason == "inexact":
         wait = min(2 * state.single_wait, 64 * _SINGLE_LANE_AFTER_STEPS)
-        return _replan(replace(state, single_wait=wait), replace(plan, value_lanes=2), tensor, settings)
+        wider = replace(plan, value_lanes=2)
+        if wider.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
+            return state  # one lane and a retry now and then, as long as that's rare
+        return replace(state, plan=wider, single_wait=wait)
     # Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike.
     most = min(facts.nonzero_keys, plan.key_count)
     bigger = _grow(plan, most) if most > plan.capacity else plan
@@ -263,7 +268,7 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
 
 def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
     plan = _plan_of(state)
-    state = replace(state, failures=0, probes_in_vain=0)
+    state = replace(state, refusal_points=max(0, state.refusal_points - 1), probes_in_vain=0)
     wanted = grid_capacity(facts.union_keys)
     if wanted > plan.capacity or (state.provisional and wanted < plan.capacity):
         return _resize(state, plan, facts, facts.union_keys, tensor, world_size, settings)
@@ -307,13 +312,6 @@ def _resize(
         return _go_dense(state, settings)
     same_keys = best.block == plan.block
     return replace(state, plan=best, provisional=not same_keys, roomy_steps=0, roomy_keys=0)
-
-
-def _replan(state: State, plan: Plan, tensor: Tensor, settings: Settings) -> State:
-    """Take ``plan`` (more lanes, a larger exponent) unless it costs too much."""
-    if plan.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
-        return _go_dense(state, settings)
-    return replace(state, plan=plan)
 
 
 def _plan_of(state: State) -> Plan:

@@ -157,6 +157,7 @@ class _Site:
             top_exponent=16 if self._dtype == tf.float16 else 128,
         )
         ticket = self._engine.begin((self.label, shape, self._dtype.name), tensor, self._ranks.size(), header_always=True)
+        assert ticket is not None  # header_always
         number = next(self._numbers)
         self._tickets[number] = ticket
         return self._engine.encode(ticket, x, self._ranks.rank()), np.int64(number)

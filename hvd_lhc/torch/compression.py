@@ -169,7 +169,8 @@ class LHC(Compressor):  # type: ignore[misc]
                 self._decode(other, wire)
             if not finished:
                 pending.pause()
-        return hvd.synchronize(sketch.retry).to(sketch.gradient.dtype)
+        total: torch.Tensor = hvd.synchronize(sketch.retry)
+        return total.to(sketch.gradient.dtype)
 
     def _ranks(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set

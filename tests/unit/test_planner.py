@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hvd_lhc import ConfigError, Plan
 from hvd_lhc.planner import Facts, Settings, State, Tensor, first_state, grid_capacity, merge, next_state
 
-TABLE = Tensor(numel=10_000 * 64, row=64, element_bytes=4)
+TABLE = Tensor(numel=100_000 * 64, row=64, element_bytes=4)
 VECTOR = Tensor(numel=1_000_000, row=1, element_bytes=4)
 SETTINGS = Settings()
 
@@ -75,9 +75,9 @@ def test_a_dense_tensor_goes_dense_and_is_probed_again_ever_more_rarely() -> Non
 
 def test_rows_are_found_without_being_told() -> None:
     """Where nonzeros come in rows, a row becomes a key."""
-    state = sketch_state(TABLE, nonzero_elements=4 * 500 * 64, nonzero_rows=4 * 500)
+    state = sketch_state(TABLE, nonzero_elements=4 * 5000 * 64, nonzero_rows=4 * 5000)
     assert plan_of(state).block == 64
-    scattered = sketch_state(TABLE, nonzero_elements=4 * 500, nonzero_rows=4 * 500)
+    scattered = sketch_state(TABLE, nonzero_elements=4 * 5000, nonzero_rows=4 * 5000)
     assert plan_of(scattered).block == 1
 
 
@@ -145,6 +145,24 @@ def test_three_refusals_in_a_row_end_on_the_dense_path() -> None:
     state = sketch_state()
     for _ in range(3):
         state = next_state(state, facts(reason="unpeeled", nonzero_keys=4000), VECTOR, 4, SETTINGS)
+    assert state.kind == "dense"
+
+
+def test_a_rare_inexact_step_is_retried_where_two_lanes_cost_too_much() -> None:
+    """The tensor stays on one lane while most steps fit, and goes dense when too many don't."""
+    state = sketch_state(nonzero_elements=4 * 60_000)
+    state = next_state(state, facts(union_keys=95_000), VECTOR, 4, SETTINGS)
+    assert plan_of(state).wire_bytes * 2 > 0.5 * VECTOR.dense_bytes
+    inexact = facts(reason="inexact", union_keys=0, inexact_single=1)
+    for _ in range(50):
+        state = next_state(state, inexact, VECTOR, 4, SETTINGS)
+        for _ in range(4):
+            assert plan_of(state).value_lanes == 1
+            state = next_state(state, facts(union_keys=95_000), VECTOR, 4, SETTINGS)
+    for _ in range(6):
+        state = next_state(state, inexact, VECTOR, 4, SETTINGS)
+        if state.kind == "sketch":
+            state = next_state(state, facts(union_keys=95_000), VECTOR, 4, SETTINGS)
     assert state.kind == "dense"
 
 

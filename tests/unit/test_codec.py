@@ -1,0 +1,365 @@
+"""The codec as a user sees it: exact, order-independent, verified or refused. The reference is the oracle."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_lhc import Codec, ConfigError, DecodeError, LHCError, Plan, WireError, reference
+
+Array = np.ndarray[Any, Any]
+VALUES = ("normal", "equal", "alternating", "tiny beside huge", "subnormal", "zeros of both signs")
+SUPPORTS = ("random", "identical", "disjoint", "nested", "one row", "one segment")
+
+
+def draw_values(rng: np.random.Generator, kind: str, count: int) -> Array:
+    """``count`` float32 of one kind."""
+    if kind == "equal":
+        return np.full(count, 0.1, np.float32)
+    if kind == "alternating":
+        return np.where(np.arange(count) % 2, np.float32(-1 / 3), np.float32(1 / 3)).astype(np.float32)
+    if kind == "tiny beside huge":
+        return np.ldexp(rng.standard_normal(count), rng.integers(-20, 20, count)).astype(np.float32)
+    if kind == "subnormal":
+        return (rng.integers(-1000, 1000, count) * 2.0**-149).astype(np.float32)
+    if kind == "zeros of both signs":
+        return rng.choice(np.array([0.0, -0.0, 1.0, -1.0], np.float32), count)
+    return rng.standard_normal(count).astype(np.float32)
+
+
+def draw_support(rng: np.random.Generator, kind: str, plan: Plan, numel: int, block: int, ranks: int) -> list[Array]:
+    """Which elements each rank has."""
+    keys = -(-numel // block)
+    few = max(1, keys // 4)
+    common = rng.choice(keys, few, replace=False)
+    if kind == "one segment":  # keys that all begin in the table's first segment
+        geometry = reference.geometry(plan)
+        starts = np.array([reference.cells_of_key(geometry, key)[1][0] for key in range(keys)])
+        inside = np.flatnonzero(starts >> plan.layout.segment_bits == 0)
+        common = inside[:few] if len(inside) else common
+    chosen = []
+    for rank in range(ranks):
+        if kind in ("identical", "one segment"):
+            mine = common
+        elif kind == "disjoint":
+            mine = common[rank::ranks]
+        elif kind == "nested":
+            mine = common[: 1 + few * (rank + 1) // (2 * ranks)]
+        elif kind == "one row":
+            mine = np.arange(few)
+        else:
+            mine = rng.choice(keys, rng.integers(0, few + 1), replace=False)
+        elements = (mine[:, None] * block + np.arange(block)).ravel()
+        chosen.append(elements[elements < numel])
+    return chosen
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Plan, list[Array]]:
+    """A plan and gradients that fit it."""
+    numel = draw(st.integers(1, 400))
+    ranks = draw(st.sampled_from([1, 2, 3, 4, 7, 8]))
+    block = draw(st.integers(1, min(numel, 9)))
+    kind, support = draw(st.sampled_from(VALUES)), draw(st.sampled_from(SUPPORTS))
+    seed = draw(st.integers(0, 2**64 - 1))
+    plan = Plan(
+        numel=numel,
+        world_size=ranks,
+        capacity=max(16, -(-numel // block)),
+        index=draw(st.sampled_from(["keyed", "bitmap"])),
+        block=block,
+        value_lanes=2,
+        exponent=-130 if kind == "subnormal" else 24,
+        seed=seed,
+        precision="lossless",
+    )
+    rng = np.random.default_rng(seed)
+    gradients = []
+    for elements in draw_support(rng, support, plan, numel, block, ranks):
+        x = np.zeros(numel, np.float32)
+        x[elements] = draw_values(rng, kind, len(elements))
+        gradients.append(x)
+    return plan, gradients
+
+
+def decode_or_reason(codec: Codec, wire: Array) -> Array | str:
+    """The decoded array, or why there is none. Hashing may fail, rarely; a wrong array may never come out."""
+    try:
+        return codec.decode(wire)
+    except DecodeError as error:
+        return error.reason
+
+
+@given(cases())
+def test_sum_and_average_are_the_exact_result_rounded_once(case: tuple[Plan, list[Array]]) -> None:
+    """Sum and Average equal exact rational arithmetic, bit for bit, for all values and supports."""
+    plan, gradients = case
+    codec = Codec(plan)
+    total = np.sum([codec.encode(x, rank=r) for r, x in enumerate(gradients)], axis=0)
+    for wire, divisor in ((total, 1), (total * (1 / plan.world_size), plan.world_size)):
+        decoded = decode_or_reason(codec, wire)
+        if isinstance(decoded, str):
+            assert decoded == "unpeeled" or decoded == "inexact"
+            continue
+        expected = reference.exact_sum(gradients, divisor=divisor)
+        np.testing.assert_array_equal(decoded.view(np.uint32), np.asarray(expected, np.float32).view(np.uint32))
+
+
+@given(cases(), st.sampled_from(["lossless", "bounded"]), st.integers(1, 2), st.integers(-20, 24))
+def test_kernel_and_reference_agree(
+    case: tuple[Plan, list[Array]], precision: str, lanes: int, exponent: int
+) -> None:
+    """Wires, results and reasons of refusals are equal, whether or not the plan fits."""
+    fitting, gradients = case
+    plan = Plan(
+        numel=fitting.numel,
+        world_size=fitting.world_size,
+        capacity=max(1, fitting.capacity // 3),
+        index=fitting.index,
+        block=fitting.block,
+        value_lanes=lanes,
+        exponent=exponent,
+        seed=fitting.seed,
+        precision=precision,
+        probe_block=1 + fitting.numel // 3,
+    )
+    codec = Codec(plan)
+    assert plan.wire_size == reference.wire_size(plan)
+    total = np.zeros(plan.wire_size)
+    for rank, x in enumerate(gradients):
+        wire = codec.encode(x, rank=rank)
+        np.testing.assert_array_equal(wire, reference.encode(plan, x, rank))
+        total += wire
+    decoded = decode_or_reason(codec, total)
+    try:
+        expected: Array | str = reference.decode(plan, total)
+    except DecodeError as error:
+        expected = error.reason
+    if isinstance(decoded, str) or isinstance(expected, str):
+        assert decoded == expected
+    else:
+        np.testing.assert_array_equal(decoded.view(np.uint32), expected.view(np.uint32))
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_addition_in_any_order_gives_the_same_bits(case: tuple[Plan, list[Array]], random: Any) -> None:
+    """A ring, a tree or a switch may add in any order and grouping."""
+    plan, gradients = case
+    codec = Codec(plan)
+    wires = [codec.encode(x, rank=r) for r, x in enumerate(gradients)]
+    straight = np.sum(wires, axis=0)
+    while len(wires) > 1:
+        a = wires.pop(random.randrange(len(wires)))
+        b = wires.pop(random.randrange(len(wires)))
+        wires.append(a + b)
+    np.testing.assert_array_equal(wires[0], straight)
+
+
+@given(cases(), st.data())
+def test_a_damaged_cell_is_never_believed(case: tuple[Plan, list[Array]], data: st.DataObject) -> None:
+    """Whatever number of a reduced wire changes, decode refuses or returns what it would have returned."""
+    plan, gradients = case
+    codec = Codec(plan)
+    total = np.sum([codec.encode(x, rank=r) for r, x in enumerate(gradients)], axis=0)
+    right = decode_or_reason(codec, total)
+    position = data.draw(st.integers(0, plan.wire_size - 1))
+    total[position] = data.draw(
+        st.sampled_from([total[position] + 1, total[position] - 1, total[position] + 0.5, np.nan, np.inf, -(2.0**60)])
+        | st.floats(width=64)
+    )
+    try:
+        decoded = codec.decode(total)
+    except LHCError:
+        return
+    assert not isinstance(right, str)
+    np.testing.assert_array_equal(decoded, right)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 4))
+@settings(max_examples=30)
+def test_bounded_errors_stay_below_half_a_unit(seed: int, ranks: int) -> None:
+    """In bounded plans each rank's element is off by at most half of two to the unit exponent, and is counted."""
+    rng = np.random.default_rng(seed)
+    plan = Plan(numel=500, world_size=ranks, capacity=500, exponent=40, precision="bounded", index="bitmap")
+    gradients = [rng.standard_normal(500).astype(np.float32) for _ in range(ranks)]
+    codec = Codec(plan)
+    decoded = codec.decode_with_facts(np.sum([codec.encode(x, rank=r) for r, x in enumerate(gradients)], axis=0))
+    assert decoded.header.inexact > 0
+    bound = Fraction(2) ** (plan.unit_exponent - 1) * ranks
+    for i in range(500):
+        exact = sum(Fraction(float(x[i])) for x in gradients)
+        assert abs(Fraction(float(decoded.values[i])) - exact) <= bound + abs(exact) / 2**24
+
+
+@pytest.mark.parametrize("scale", [1 / 3, 0.1, 7.0, 1e-12, 2.0**-40])
+def test_any_common_factor_is_undone(scale: float) -> None:
+    """Predivide factors scale the ranks' wires before the sum, others the sum: the gradient is scaled, rounded once."""
+    rng = np.random.default_rng(5)
+    plan = Plan(numel=2000, world_size=3, capacity=200, exponent=6, value_lanes=2)
+    gradients = []
+    for _ in range(3):
+        x = np.zeros(2000, np.float32)
+        x[rng.choice(2000, 60, replace=False)] = rng.standard_normal(60)
+        gradients.append(x)
+    codec = Codec(plan)
+    wires = [codec.encode(x, rank=r) for r, x in enumerate(gradients)]
+    for total in (np.sum([w * scale for w in wires], axis=0), np.sum(wires, axis=0) * scale):
+        decoded = codec.decode_with_facts(total)
+        factor = Fraction(decoded.header.factor)
+        assert decoded.header.factor == pytest.approx(scale, rel=1e-15)
+        for i in np.flatnonzero(decoded.values):
+            exact = sum(Fraction(float(x[i])) for x in gradients) * factor
+            assert float(decoded.values[i]) == reference.round_once(exact, "float32")
+
+
+def test_ranks_that_joined_out_are_seen() -> None:
+    """Ranks that send zeros leave the right sum, and are counted; with Average the divisor stays the world size."""
+    plan = Plan(numel=100, world_size=4, capacity=50, exponent=8)
+    codec = Codec(plan)
+    x = np.zeros(100, np.float32)
+    x[3] = 12
+    total = codec.encode(x, rank=1) + codec.encode(x, rank=3)
+    decoded = codec.decode_with_facts(total)
+    assert (decoded.header.participants, decoded.header.scale, decoded.values[3]) == (2, "sum", 24)
+    decoded = codec.decode_with_facts(total / 4)
+    assert (decoded.header.participants, decoded.header.scale, decoded.values[3]) == (2, "average", 6)
+
+
+@pytest.mark.parametrize("reduce", [np.minimum, np.maximum, np.multiply, lambda a, b: 0.3 * a + 0.6 * b])
+def test_other_reductions_are_refused(reduce: Any) -> None:
+    """Min, Max, Product and Adasum's weighted sums are told apart from sums."""
+    plan = Plan(numel=100, world_size=2, capacity=50, exponent=8)
+    codec = Codec(plan)
+    x = np.zeros(100, np.float32)
+    x[3] = 12
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(reduce(codec.encode(x, rank=0), codec.encode(-x, rank=1)))
+    assert caught.value.reason in ("not_linear", "not_integer")
+
+
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        ({"at": 5, "value": np.nan}, "nonfinite"),
+        ({"at": 5, "value": np.inf}, "nonfinite"),
+        ({"at": 5, "value": 16.0}, "overflow"),
+        ({"at": 5, "value": 2.0**-60}, "inexact"),
+        ({"at": slice(0, 60), "value": 1.0}, "over_capacity"),
+    ],
+)
+def test_what_does_not_fit_is_declared_and_refused(plant: dict[str, Any], reason: str) -> None:
+    """One rank's misfit refuses the sum, with a reason and a header that all ranks can read."""
+    plan = Plan(numel=1000, world_size=2, capacity=50, exponent=4)
+    codec = Codec(plan)
+    x = np.zeros(1000, np.float32)
+    y = x.copy()
+    y[plant["at"]] = plant["value"]
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(codec.encode(x, rank=0) + codec.encode(y, rank=1))
+    assert caught.value.reason == reason and caught.value.header is not None
+    assert codec.read_header(codec.encode(x, rank=0) + codec.encode(y, rank=1)) == caught.value.header
+
+
+def test_more_keys_than_capacity_over_all_ranks_can_not_be_peeled() -> None:
+    """Each rank fits, the union is several times too large: refused as unpeeled, never a wrong sum."""
+    plan = Plan(numel=100_000, world_size=8, capacity=1000, exponent=4)
+    codec = Codec(plan)
+    total = np.zeros(plan.wire_size)
+    for rank in range(8):
+        x = np.zeros(100_000, np.float32)
+        x[rank * 1000 : rank * 1000 + 1000] = 1
+        total += codec.encode(x, rank=rank)
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(total)
+    assert caught.value.reason == "unpeeled"
+
+
+def test_what_is_not_this_plans_wire() -> None:
+    """Size, dtype, shape, another plan, an empty array: WireError that says what was expected."""
+    plan = Plan(numel=100, world_size=2, capacity=50)
+    codec = Codec(plan)
+    wire = codec.encode(np.zeros(100, np.float32)) * 2
+    for bad in (wire[:-1], wire.astype(np.float32), wire.reshape(1, -1), np.empty(0), np.zeros(plan.wire_size, np.int64)):
+        with pytest.raises(WireError, match="float64 array of shape"):
+            codec.decode(bad)
+    other = Codec(Plan(numel=100, world_size=2, capacity=50, seed=1))
+    with pytest.raises(WireError, match="another plan"):
+        other.decode(wire)
+    with pytest.raises(DecodeError):
+        codec.decode(np.zeros(plan.wire_size))
+    with pytest.raises(ConfigError, match="float32 array of shape"):
+        codec.encode(np.zeros(100))
+    with pytest.raises(ConfigError, match="rank 2"):
+        codec.encode(np.zeros(100, np.float32), rank=2)
+    with pytest.raises(ConfigError, match="dtype must be one of"):
+        codec.decode(wire, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"numel": 0}, "numel"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": 4097}, "world_size"),
+        ({"capacity": 0}, "capacity"),
+        ({"index": "hash"}, "index"),
+        ({"block": 0}, "block"),
+        ({"block": 101}, "block"),
+        ({"value_lanes": 3}, "value_lanes"),
+        ({"exponent": 129}, "exponent"),
+        ({"exponent": -149}, "exponent"),
+        ({"precision": "exact"}, "precision"),
+        ({"numel": 1.5}, "numel"),
+        ({"numel": -1}, "out of range"),
+        ({"probe_block": 101}, "probe_block"),
+        ({"numel": 2**45, "world_size": 4096}, "lower world_size"),
+        ({"numel": 2**30, "capacity": 10, "world_size": 4096}, "raise capacity or block"),
+    ],
+)
+def test_impossible_plans_say_which_number_to_change(fields: dict[str, Any], says: str) -> None:
+    """Every impossible plan is a ConfigError with the field's name in it."""
+    with pytest.raises(ConfigError, match=says):
+        Plan(**{"numel": 100, "world_size": 2, **fields})
+
+
+def test_a_plan_beyond_2_to_32_elements_has_a_layout() -> None:
+    """Sizes are 64-bit throughout: the wire of 2**33 elements is as long as capacity says."""
+    plan = Plan(numel=2**33 + 5, world_size=4, capacity=100_000)
+    assert plan.wire_size == reference.wire_size(plan) < 1_000_000
+    assert plan.key_count == 2**33 + 5
+
+
+def test_plans_are_frozen_equal_and_picklable() -> None:
+    """A Plan is a value."""
+    plan = Plan(numel=100, world_size=2, capacity=50)
+    assert pickle.loads(pickle.dumps(plan)) == plan and hash(plan) == hash(Plan(numel=100, world_size=2, capacity=50))
+    assert pickle.loads(pickle.dumps(plan)).wire_size == plan.wire_size
+    with pytest.raises(AttributeError):
+        plan.numel = 5  # type: ignore[misc]
+
+
+def test_zero_gradients_give_zeros() -> None:
+    """An empty table decodes to zeros; minus zero comes out as plus zero."""
+    plan = Plan(numel=100, world_size=2, capacity=50)
+    codec = Codec(plan)
+    x = np.full(100, -0.0, np.float32)
+    decoded = codec.decode(codec.encode(x, rank=0) + codec.encode(x, rank=1))
+    assert not decoded.view(np.uint32).any()
+
+
+def test_encode_does_not_touch_its_input_and_reuses_out() -> None:
+    """The gradient stays as it is; ``out`` is overwritten whatever it held."""
+    plan = Plan(numel=100, world_size=2, capacity=50)
+    codec = Codec(plan)
+    x = np.zeros(100, np.float32)
+    x[5] = 0.5
+    x.flags.writeable = False
+    out = np.full(plan.wire_size, np.nan)
+    assert codec.encode(x, rank=0, out=out) is out
+    np.testing.assert_array_equal(out, codec.encode(x, rank=0))
