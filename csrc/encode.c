@@ -51,7 +51,7 @@ static double round_to_integer(double q) {
 static double take_element(encoder *e, uint64_t i, uint32_t bits) {
     lhc_tally *tally = &e->tally;
     tally->nonzero_elements++;
-    tally->content += (uint32_t)(lhc_mix(i * LHC_GOLDEN + bits) >> 32);
+    tally->content += lhc_mix(i * LHC_GOLDEN + bits);
     if (i >= e->probe_end) {
         const uint64_t block = e->layout->plan.probe_block;
         tally->probe_blocks++;

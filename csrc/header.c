@@ -12,6 +12,7 @@ static uint32_t checksum_term(uint64_t position, int64_t value) {
 
 void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank, double *wire) {
     const int64_t unit = (int64_t)y->pilot_unit, n = y->plan.world_size;
+    const uint32_t rank_bits = lhc_bit_length((uint64_t)n - 1);
     int64_t field[LHC_HEADER_FIELDS] = {0};
     field[LHC_PILOT_CONSTANT] = unit;
     field[LHC_PILOT_SQUARE] = rank < 0 ? unit / 6 * (n + 1) * (2 * n + 1) : (rank + 1) * (rank + 1) * unit;
@@ -25,7 +26,8 @@ void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank,
     field[LHC_INEXACT_SINGLE] = (int64_t)tally->inexact_single;
     field[LHC_OVER_CAPACITY] = tally->over_capacity;
     field[LHC_NONZERO_PROBE_BLOCKS] = (int64_t)tally->probe_blocks;
-    field[LHC_CONTENT] = tally->content;
+    const uint64_t content = lhc_mix(tally->content + (rank < 0 ? 0 : (uint64_t)rank + 1) * LHC_GOLDEN);
+    field[LHC_CONTENT] = (int64_t)(content >> (64 - (y->cell_bits - rank_bits)));
 
     uint32_t checksum = 0;
     for (uint64_t i = 0; i < LHC_CHECKSUM; i++) checksum += checksum_term(i, field[i]);

@@ -115,7 +115,7 @@ static inline void lhc_cells_of(const lhc_layout *y, lhc_place place, uint64_t c
 /* header.c */
 typedef struct {
     uint64_t nonzero_elements, nonzero_keys, nonfinite, overflow, inexact, inexact_single, probe_blocks;
-    uint32_t content;
+    uint64_t content; /* of the elements; the rank comes in when the header is written */
     int over_capacity;
     int32_t magnitude; /* smallest e with |x| < 2^e, or INT32_MIN */
 } lhc_tally;

@@ -37,7 +37,8 @@ class Header:
         inexact_single: elements that a single value lane couldn't hold exactly.
         over_capacity: ranks that have more than ``plan.capacity`` nonzero keys.
         nonzero_probe_blocks: blocks of ``plan.probe_block`` elements with a nonzero element.
-        content: a sum of 32-bit hashes of the ranks' nonzero elements; names this very content.
+        content: a sum of the ranks' hashes, each of the rank's number and nonzero elements; tells apart wires that are
+            equal otherwise, as when two ranks exchange their gradients.
         magnitude_exponent: every finite element of every rank is below ``2 ** magnitude_exponent``, within a factor of
             16; ``None`` if there is no finite nonzero element.
     """

@@ -13,7 +13,7 @@ import hashlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from hvd_lhc.codec import Codec, Decoded, Header
 from hvd_lhc.errors import DecodeError, UnsupportedError, WireError
+from hvd_lhc.participants import are_one_of, moments_of_wire
 from hvd_lhc.planner import Facts, Settings, State, Tensor, first_state, header_plan, merge, next_state
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ class Site:
         """A name for the dense reduction that replaces a wire of this step.
 
         It is made of the reduced wire, which is equal on all ranks and differs between tensors: the order in which ranks
-        come here doesn't matter. Wires that are equal have equal content on every rank, and are numbered.
+        come here doesn't matter. Wires that are equal have equal content on every rank (``Header.content`` sees to that),
+        and are numbered.
         """
         digest = hashlib.blake2b(wire.tobytes(), digest_size=12).hexdigest()
         name = f"hvd_lhc.dense.{self.label}.{digest}"
@@ -149,9 +151,16 @@ class Site:
 class Engine:
     """The sites of one compressor, and its statistics. Frameworks call it from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, process_sets: Callable[[], Iterable[Sequence[int]]] = tuple) -> None:
+        """Start with no sites.
+
+        Args:
+            settings: equal on all ranks.
+            process_sets: gives the ranks of every process set within the ranks that reduce, as numbers among these.
+        """
         self.settings = settings
         self.statistics = Statistics()
+        self._process_sets = process_sets
         self._sites: dict[Hashable, Site] = {}
         self._codecs: dict[Plan, Codec] = {}
         self._lock = threading.RLock()
@@ -202,9 +211,11 @@ class Engine:
         except DecodeError as error:
             if error.header is None:
                 raise _not_a_sum(ticket.plan, error) from error
-            outcome = Outcome(None, error.header, error.reason)
+            # A probe's header counts elements under a plan that holds none of them: what it says of the fit means nothing.
+            outcome = Outcome(None, error.header, error.reason if ticket.kind == "sketch" else "header_only")
         except WireError as error:
             raise _not_a_sum(ticket.plan, error) from error
+        self._refuse_other_process_set(ticket.plan, wire, outcome.header.participants)
         with self._lock:
             ticket.site.finish(ticket, _facts_of(ticket, outcome))
             self._count(ticket, outcome)
@@ -218,6 +229,12 @@ class Engine:
                 header=outcome.header,
             )
         return outcome
+
+    def _refuse_other_process_set(self, plan: Plan, wire: NDArray[np.float64], participants: int) -> None:
+        if participants == plan.world_size:
+            return
+        if are_one_of(moments_of_wire(wire, participants), self._process_sets()):
+            raise _not_a_sum(plan, f"it came from a process set of {participants} ranks")
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
         statistics = self.statistics
@@ -265,7 +282,7 @@ def _wire_size(state: State) -> int:
     return 0 if state.plan is None else state.plan.wire_size
 
 
-def _not_a_sum(plan: Plan, error: Exception) -> UnsupportedError:
+def _not_a_sum(plan: Plan, error: object) -> UnsupportedError:
     return UnsupportedError(
         f"hvd_lhc: what came back for a gradient of {plan.numel} elements is not the sum of {plan.world_size} ranks' "
         f"sketches ({error}). Compressed gradients can be reduced with op=Sum or op=Average only, over the process set "

@@ -369,6 +369,11 @@ def _pilots(plan: PlanLike, g: Geometry, rank: int | None) -> list[int]:
     return [unit, (rank + 1) ** 2 * unit, -(rank + 1) * unit]
 
 
+def _content(plan: PlanLike, g: Geometry, element_hashes: int, rank: int | None) -> int:
+    numbered = element_hashes + (0 if rank is None else rank + 1) * GOLDEN
+    return mix(numbered) >> (64 - (g.cell_bits - (plan.world_size - 1).bit_length()))
+
+
 def _scan(plan: PlanLike, g: Geometry, x: NDArray[np.float32]) -> tuple[dict[int, int], dict[str, int], int | None]:
     """The integer v of every nonzero element, the counts of section 5, and the exponent of the largest one."""
     words = x.view(np.uint32).tolist()
@@ -379,7 +384,7 @@ def _scan(plan: PlanLike, g: Geometry, x: NDArray[np.float32]) -> tuple[dict[int
         if x_i == 0:
             continue
         values[i] = 0
-        counts["content"] += mix(i * GOLDEN + w) >> 32
+        counts["content"] += mix(i * GOLDEN + w)
         if not math.isfinite(x_i):
             counts["nonfinite"] += 1
             continue
@@ -429,7 +434,7 @@ def encode(plan: PlanLike, x: NDArray[np.float32], rank: int | None = None) -> N
         counts["inexact_single"],
         int(len(present) > plan.capacity),
         len({i // plan.probe_block for i in values}),
-        counts["content"] % WORD32,
+        _content(plan, g, counts["content"], rank),
     ]
     if exponent is not None:
         j = (exponent + 148) // 4

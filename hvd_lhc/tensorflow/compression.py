@@ -14,9 +14,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compressor
 
 from hvd_lhc.compressor import Engine, Outcome, Settings, Statistics, Tensor, Ticket
+from hvd_lhc.participants import subsets_of
 from hvd_lhc.tensorflow.keras_guard import refuse_broken_keras
 
 __all__ = ["LHC"]
@@ -62,7 +64,7 @@ class LHC(Compressor):  # type: ignore[misc]
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._engine = Engine(self._settings)
+        self._engine = Engine(self._settings, self._process_sets)
         self._call_sites = itertools.count()
 
     @property
@@ -115,6 +117,9 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def _ranks(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set
+
+    def _process_sets(self) -> list[list[int]]:
+        return subsets_of(self._ranks().ranks, mpi_ops._basics._get_process_set_ids_and_ranks().values())
 
     def __hash__(self) -> int:
         # Horovod keeps compressors as keys of a dictionary, and asks for the hash when an optimizer is made.

@@ -8,9 +8,11 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
 from hvd_lhc.compressor import Engine, Outcome, Settings, Statistics, Tensor, Ticket
+from hvd_lhc.participants import subsets_of
 from hvd_lhc.torch.pending import PendingReductions
 
 __all__ = ["LHC"]
@@ -78,7 +80,7 @@ class LHC(Compressor):  # type: ignore[misc]
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._engine = Engine(self._settings)
+        self._engine = Engine(self._settings, self._process_sets)
         self._under_way: weakref.WeakSet[_Sketch] = weakref.WeakSet()
 
     @property
@@ -174,6 +176,9 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def _ranks(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set
+
+    def _process_sets(self) -> list[list[int]]:
+        return subsets_of(self._ranks().ranks, mpi_ops._basics._get_process_set_ids_and_ranks().values())
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self._settings, "process_set": self._process_set}
