@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
-from horovod.torch.compression import Compression as _HorovodCompression
+from hvd_lhc._missing import missing_horovod
 
-from hvd_lhc.torch.compression import LHC
+try:
+    from horovod.torch.compression import Compression as _HorovodCompression
+
+    from hvd_lhc.torch.compression import LHC
+except ImportError as error:
+    raise missing_horovod("torch", error) from error
 
 __all__ = ["LHC", "Compression"]
 
