@@ -48,9 +48,10 @@ def main() -> None:
     for keys in options.keys:
         numel = keys * options.space
         x = np.zeros(numel, np.float32)
-        failed = done = 0
+        failed = trials = 0
         end = time.monotonic() + options.seconds
-        for done in tqdm(range(1, options.trials + 1), leave=False, disable=None):
+        for _ in tqdm(range(options.trials), leave=False, disable=None):
+            trials += 1
             seed = int(rng.integers(2**63))
             capacity = int(keys * options.headroom)
             plan = Plan(numel=numel, world_size=2, capacity=capacity, index=options.index, exponent=1, seed=seed)
@@ -64,7 +65,7 @@ def main() -> None:
             x[support] = 0
             if time.monotonic() > end:
                 break
-        print(f"{keys:8} {plan.layout.cell_count / keys:9.3f} {failed:7} {done:8}", flush=True)
+        print(f"{keys:8} {plan.layout.cell_count / keys:9.3f} {failed:7} {trials:8}", flush=True)
 
 
 if __name__ == "__main__":

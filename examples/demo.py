@@ -172,7 +172,7 @@ def tail(log: list[str]) -> str:
 
 
 def lines(descriptor: int) -> Iterator[tuple[str, str]]:
-    """Yield lines and their ends as they come; a progress bar ends its lines with ``\\r``."""
+    """Yield lines and their ends as they come; a progress bar ends its lines with a carriage return."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     while data := os.read(descriptor, 4096):

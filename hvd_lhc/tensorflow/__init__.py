@@ -1,6 +1,6 @@
 """Compression for ``horovod.tensorflow``; mirrors ``horovod.tensorflow.compression``.
 
-    tape = hvd.DistributedGradientTape(tape, compression=hvd_lhc.tensorflow.Compression.lhc)
+Usage: ``tape = hvd.DistributedGradientTape(tape, compression=hvd_lhc.tensorflow.Compression.lhc)``
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compression for ``horovod.torch``; mirrors ``horovod.torch.compression``.
 
-    optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd_lhc.torch.Compression.lhc)
+Usage: ``optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd_lhc.torch.Compression.lhc)``
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,9 +150,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session")
-def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launches]:
+def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launches:
     """All launches of this session."""
-    yield Launches(request.session.items, tmp_path_factory.mktemp("parallel"))
+    return Launches(request.session.items, tmp_path_factory.mktemp("parallel"))
 
 
 @pytest.fixture

@@ -1,0 +1,229 @@
+"""Sections 1 and 2: what a plan is made of, and everything that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from hvd_lhc.errors import ConfigError
+from hvd_lhc.reference.mixing import WORD32, mix
+
+__all__ = ["Geometry", "PlanLike", "geometry", "wire_size"]
+
+INDEX_CODES = {"none": 0, "keyed": 1, "bitmap": 2}
+PRECISION_CODES = {"lossless": 0, "bounded": 1}
+# limit, l0, f
+TABLE_ROWS = (
+    (16, 5, 64),
+    (64, 6, 64),
+    (128, 7, 64),
+    (320, 8, 48),
+    (512, 8, 64),
+    (768, 9, 40),
+    (2_048, 9, 64),
+    (4_096, 10, 64),
+    (16_384, 10, 80),
+    (131_072, 11, 75),
+    (1_048_576, 12, 72),
+    (2**31 - 1, 13, 72),
+)
+MAGNITUDE_CLASSES = 70
+HEADER_FIELDS = 14
+CHECKSUM = 13
+
+
+class PlanLike(Protocol):
+    """The fields of a plan (section 1); :class:`hvd_lhc.plan.Plan` has them."""
+
+    @property
+    def numel(self) -> int:
+        """D: elements of the gradient."""
+
+    @property
+    def world_size(self) -> int:
+        """N: ranks whose wires are added."""
+
+    @property
+    def capacity(self) -> int:
+        """Distinct keys that the table is made for."""
+
+    @property
+    def index(self) -> str:
+        """``"none"``, ``"keyed"`` or ``"bitmap"``."""
+
+    @property
+    def block(self) -> int:
+        """B: consecutive elements per key."""
+
+    @property
+    def value_lanes(self) -> int:
+        """1 or 2."""
+
+    @property
+    def exponent(self) -> int:
+        """E: every element is below 2^E."""
+
+    @property
+    def precision(self) -> str:
+        """``"lossless"`` or ``"bounded"``."""
+
+    @property
+    def seed(self) -> int:
+        """Selects the hash functions."""
+
+    @property
+    def probe_block(self) -> int:
+        """Elements of the blocks that the header counts."""
+
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Everything that section 1 derives from a plan; the document's symbol stands behind each field."""
+
+    keys: int  # K
+    count_bits: int  # c
+    cell_bits: int  # T
+    value_bits: int  # b
+    unit_exponent: int  # u
+    single_unit_exponent: int  # max(E - b, -149)
+    pilot_unit: int  # P
+    digits_per_cell: int  # d
+    magnitude_cells: int  # M = ceil(70 / d)
+    header_size: int  # 14 + M
+    bitmap_cells: int  # W, 0 unless bitmap
+    key_bits: int  # kappa
+    segment_bits: int  # l
+    segment_cells: int  # L
+    start_segments: int  # G
+    cells: int  # m, 0 for index "none"
+    ids: int  # I
+    count_field_bits: int  # beta
+    r_bits: int  # rho
+    index_lanes: int
+    cell_size: int  # S
+    table_start: int
+    wire_size: int
+    fingerprint: int
+    odds: tuple[int, int, int]  # odd1, odd2, odd3
+    salt: int  # s4
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _check_ranges(plan: PlanLike) -> None:
+    ranges = {
+        "numel": (1, 2**48),
+        "world_size": (1, 4096),
+        "capacity": (1, 2**31 - 1),
+        "block": (1, plan.numel),
+        "value_lanes": (1, 2),
+        "exponent": (-148, 128),
+        "seed": (0, 2**64 - 1),
+        "probe_block": (1, plan.numel),
+    }
+    for name, (low, high) in ranges.items():
+        if not low <= getattr(plan, name) <= high:
+            raise ConfigError(f"{name}={getattr(plan, name)} is not in {low} .. {high}; change {name}")
+    if plan.index not in INDEX_CODES:
+        raise ConfigError(f"index={plan.index!r} is none of {', '.join(INDEX_CODES)}; change index")
+    if plan.precision not in PRECISION_CODES:
+        raise ConfigError(f"precision={plan.precision!r} is none of {', '.join(PRECISION_CODES)}; change precision")
+
+
+def _index_lanes(plan: PlanLike, beta: int, rho: int, cell_bits: int) -> int:
+    if plan.index != "keyed":
+        return 0
+    if 3 * beta + 3 * rho <= cell_bits:
+        return 1
+    if 2 * beta + rho <= cell_bits and beta + 2 * rho <= cell_bits:
+        return 2
+    raise ConfigError(
+        f"an index of {plan.numel} elements in blocks of {plan.block} doesn't fit the cells of {plan.world_size} ranks; "
+        f"raise capacity={plan.capacity} or block={plan.block}, or use index='bitmap'"
+    )
+
+
+def _fingerprint(plan: PlanLike) -> int:
+    h = mix(1)
+    for field in (
+        plan.numel,
+        plan.world_size,
+        plan.capacity,
+        INDEX_CODES[plan.index],
+        plan.block,
+        plan.value_lanes,
+        plan.exponent + 1024,
+        PRECISION_CODES[plan.precision],
+        plan.seed,
+        plan.probe_block,
+    ):
+        h = mix(h ^ field)
+    return h % WORD32
+
+
+def geometry(plan: PlanLike) -> Geometry:
+    """Everything that section 1 derives from the plan.
+
+    Raises:
+        ConfigError: the plan is invalid; the message names the field to change.
+    """
+    _check_ranges(plan)
+    n = plan.world_size
+    c = (n - 1).bit_length()
+    t = min(49, 56 - (n + 2).bit_length())
+    b = t - c - 4
+    d = next(i for i in range(t, 0, -1) if (n + 1) ** i <= 2**t)
+    if plan.numel * n > 2**t:
+        raise ConfigError(f"numel={plan.numel} times world_size={n} is above 2^{t}; lower numel (split the gradient)")
+
+    keys = _ceil_div(plan.numel, plan.block)
+    kappa = (keys - 1).bit_length()
+    _, l0, f = next(row for row in TABLE_ROWS if plan.capacity <= row[0])
+    l = max(l0, (kappa + 2) // 3)  # noqa: E741, the document's name
+    g = max(1, _ceil_div(plan.capacity * f, 64 * 2**l))
+    ids = ((2**kappa - 1) >> l) // g + 1
+    beta, rho = c + 4, (3 * ids - 1).bit_length()
+    index_lanes = _index_lanes(plan, beta, rho, t)
+
+    magnitude_cells = _ceil_div(MAGNITUDE_CLASSES, d)
+    cells = 0 if plan.index == "none" else (g + 2) * 2**l
+    bitmap_cells = _ceil_div(keys, d) if plan.index == "bitmap" else 0
+    cell_size = index_lanes + plan.value_lanes * plan.block
+    table_start = HEADER_FIELDS + magnitude_cells + bitmap_cells
+    s = mix(plan.seed ^ 0x6C68632D73656564)
+    return Geometry(
+        keys=keys,
+        count_bits=c,
+        cell_bits=t,
+        value_bits=b,
+        unit_exponent=max(plan.exponent - plan.value_lanes * b, -149),
+        single_unit_exponent=max(plan.exponent - b, -149),
+        pilot_unit=6 * 2 ** (t - (n * (n + 1) * (2 * n + 1)).bit_length()),
+        digits_per_cell=d,
+        magnitude_cells=magnitude_cells,
+        header_size=HEADER_FIELDS + magnitude_cells,
+        bitmap_cells=bitmap_cells,
+        key_bits=kappa,
+        segment_bits=l,
+        segment_cells=2**l,
+        start_segments=g,
+        cells=cells,
+        ids=ids,
+        count_field_bits=beta,
+        r_bits=rho,
+        index_lanes=index_lanes,
+        cell_size=cell_size,
+        table_start=table_start,
+        wire_size=table_start + cells * cell_size,
+        fingerprint=_fingerprint(plan),
+        odds=(mix(s + 1) | 1, mix(s + 2) | 1, mix(s + 3) | 1),
+        salt=mix(s + 4),
+    )
+
+
+def wire_size(plan: PlanLike) -> int:
+    """Numbers in a wire of this plan (ConfigError as in :func:`geometry`)."""
+    return geometry(plan).wire_size
