@@ -204,7 +204,8 @@ def identical(results: dict[str, dict[str, Any]]) -> bool:
 def comparison(example: Example, results: dict[str, dict[str, Any]]) -> Table:
     """Return the table that sets the runs of one model side by side."""
     plain = results["none"]
-    table = Table(title=f"{plain['ranks']} ranks, {plain['steps']:,} steps", title_justify="left")
+    title = f"{example.script.removesuffix('.py')}, {plain['ranks']} ranks, {plain['steps']:,} steps"
+    table = Table(title=title, title_justify="left")
     for column in ("", "ms/step", "bytes/step", "ratio", "loss", example.metric, "final weights"):
         table.add_column(column, justify="right", no_wrap=True)
     for compression, result in results.items():
