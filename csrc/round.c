@@ -1,9 +1,11 @@
 /* The one rounding: an exact integer, times a power of two and the scale, to a floating-point format. */
 #include <math.h>
+#include <string.h>
 
 #include "lhc_internal.h"
 
 #define LIMBS 8           /* 256 bits: 53 + 45 of a two-lane value, 53 of a factor, and the room to shift */
+#define EXACT_INTEGER ((int64_t)1 << 53)
 #define EXACT_QUOTIENT 0x1p50 /* below this, value / N in binary64 can't reach a tie of a shorter format by rounding */
 
 typedef struct {
@@ -74,6 +76,20 @@ static float wide_round(const wide *a, int exponent, int sticky, const format_tr
     return rounded >= ldexp(1, format->largest + 1) ? INFINITY : (float)rounded;
 }
 
+/* a + b, or of its two neighbours in binary64 the one with an odd last bit: that one rounds to a shorter format as a + b. */
+static double add_to_odd(double a, double b) {
+    const double sum = a + b, b_part = sum - a, error = (a - (sum - b_part)) + (b - b_part);
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    if (error == 0 || bits & 1) return sum;
+    bits += (error > 0) == (sum > 0) ? 1u : UINT64_MAX;
+    double odd;
+    memcpy(&odd, &bits, sizeof odd);
+    return odd;
+}
+
+static int is_exact_integer(int64_t n) { return n > -EXACT_INTEGER && n < EXACT_INTEGER; }
+
 /* value is exact, or a quotient that is as good as exact (see EXACT_QUOTIENT). */
 static float round_double(double value, const format_traits *format) {
     int exponent;
@@ -126,12 +142,16 @@ lhc_rounding lhc_rounding_of(const lhc_layout *y, const lhc_scale *scale, uint32
 }
 
 float lhc_round_once(const lhc_rounding *r, int64_t high, int64_t low) {
-    double value = (double)low;
-    if (high) value += (double)high * (double)((int64_t)1 << r->value_bits); /* exact when below 2^50 */
-    if (r->scale.kind == LHC_SCALE_OTHER || !(fabs(value) < EXACT_QUOTIENT)) return round_wide_value(r, high, low);
+    const uint32_t n = r->scale.kind == LHC_SCALE_AVERAGE ? r->scale.world_size : 1;
+    const double high_part = (double)high * (double)((int64_t)1 << r->value_bits);
+    double value = high_part + (double)low; /* exact when below 2^50 */
+    if (r->scale.kind == LHC_SCALE_OTHER) return round_wide_value(r, high, low);
+    if (!(fabs(value) < EXACT_QUOTIENT)) {
+        if ((n & (n - 1)) || !is_exact_integer(high) || !is_exact_integer(low)) return round_wide_value(r, high, low);
+        value = add_to_odd(high_part, (double)low);
+    }
     if (value == 0) return 0;
-    if (r->scale.kind == LHC_SCALE_AVERAGE) value /= (double)r->scale.world_size;
-    value *= r->unit;
+    value = value / (double)n * r->unit;
     const float rounded = r->format == LHC_FLOAT32 ? (float)value : round_double(value, &formats[r->format]);
     return rounded == 0 ? 0 : rounded; /* zeros have no sign */
 }
