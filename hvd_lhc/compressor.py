@@ -1,8 +1,8 @@
 """The life of a step, for any framework: which plan a tensor has, who is under way, what was learned.
 
-The rule that keeps ranks in step: all wires of a step that belong to the same :class:`Site` use the same plan, and the
-plan changes only when the site has no wire under way, by :func:`~hvd_lhc.planner.next_state`, from the facts of all its
-wires since the last change. Facts come out of reduced wires, which are equal on all ranks.
+The rule that keeps ranks in step: all wires of a step that belong to the same :class:`Site` use the same plan. Plans change
+only when a :class:`Phase` has no wire under way, by :func:`~hvd_lhc.planner.next_state`, from the facts of all wires since
+the last change. Facts come out of reduced wires, which are equal on all ranks.
 
 No framework and no Horovod in here: adapters hand in float32 arrays, send the wires and reduce dense where told so.
 """
@@ -22,14 +22,16 @@ import numpy as np
 from hvd_lhc.codec import Codec, Decoded, Header
 from hvd_lhc.errors import DecodeError, UnsupportedError, WireError
 from hvd_lhc.participants import are_one_of, moments_of_wire
-from hvd_lhc.planner import Facts, Settings, State, Tensor, first_state, header_plan, merge, next_state
+from hvd_lhc.planner import Facts, State, first_state, merge, next_state
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor, header_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hvd_lhc.plan import Plan
 
-__all__ = ["Engine", "Outcome", "Settings", "Site", "Statistics", "Tensor", "Ticket"]
+__all__ = ["Engine", "Outcome", "Phase", "Site", "Statistics", "Ticket"]
 
 
 @dataclass
@@ -61,14 +63,15 @@ class Ticket:
     """One wire under way: from ``begin`` to ``finish``. Dropping it counts as finished.
 
     Attributes:
-        site: where it belongs.
+        phase, site: where it belongs.
         plan: what it is encoded under.
         kind: ``"sketch"``, or ``"probe"`` or ``"dense"`` for a header that is followed by a dense reduction.
     """
 
-    __slots__ = ("__weakref__", "kind", "plan", "site")
+    __slots__ = ("__weakref__", "kind", "phase", "plan", "site")
 
-    def __init__(self, site: Site, plan: Plan, kind: str) -> None:
+    def __init__(self, phase: Phase, site: Site, plan: Plan, kind: str) -> None:
+        self.phase = phase
         self.site = site
         self.plan = plan
         self.kind = kind
@@ -100,43 +103,41 @@ class Site:
         self.world_size = world_size
         self.settings = settings
         self.state = first_state(tensor, world_size, settings)
-        self._under_way: weakref.WeakSet[Ticket] = weakref.WeakSet()
+        self.used = False  # in this phase
         self._facts: list[Facts] = []
-        self._dense_steps = 0
         self._dense_names: Counter[str] = Counter()
 
-    def advance(self) -> bool:
-        """Go on to the next plan if a step has ended. Returns whether the shape of the wire changed."""
-        if len(self._under_way) or not (self._facts or self._dense_steps):
-            return False
+    @property
+    def sends_header(self) -> bool:
+        """Does every wire tell all ranks something?"""
+        return self.state.plan is not None
+
+    @property
+    def waits_for_probe(self) -> bool:
+        """Does it go dense, but not for good?"""
+        return self.state.kind == "dense" and self.state.steps_left >= 0
+
+    def advance(self, all_ranks: bool) -> bool:
+        """Go on to the plan of the next phase. Returns whether the shape of the wire changed.
+
+        Args:
+            all_ranks: every rank saw the wires of this phase.
+        """
         before = self.state
-        facts = merge(self._facts) if self._facts else None
-        self.state = next_state(self.state, facts, self.tensor, self.world_size, self.settings)
+        if self._facts or (self.waits_for_probe and self.used and all_ranks):
+            facts = merge(self._facts) if self._facts else None
+            self.state = next_state(self.state, facts, self.tensor, self.world_size, self.settings)
+        self.used = False
         self._facts.clear()
         self._dense_names.clear()
-        self._dense_steps = 0
         return _wire_size(before) != _wire_size(self.state)
 
-    def begin(self, header_always: bool) -> Ticket | None:
-        """A ticket for one more tensor in this step, or ``None`` if it goes dense without a header."""
-        plan = self.state.plan
-        if plan is None:
-            self._dense_steps += 1
-            if not header_always:
-                return None
-            plan = header_plan(self.tensor, self.world_size, self.settings)
-        ticket = Ticket(self, plan, self.state.kind)
-        self._under_way.add(ticket)
-        return ticket
-
-    def finish(self, ticket: Ticket, facts: Facts) -> None:
-        """The ticket's wire came back and told ``facts``."""
-        self._under_way.discard(ticket)
-        if ticket.kind != "dense":
-            self._facts.append(facts)
+    def learn(self, facts: Facts) -> None:
+        """Remember what a reduced wire told until the phase ends."""
+        self._facts.append(facts)
 
     def dense_name(self, wire: NDArray[np.float64]) -> str:
-        """A name for the dense reduction that replaces a wire of this step.
+        """A name for the dense reduction that replaces a wire of this phase.
 
         It is made of the reduced wire, which is equal on all ranks and differs between tensors: the order in which ranks
         come here doesn't matter. Wires that are equal have equal content on every rank (``Header.content`` sees to that),
@@ -146,6 +147,62 @@ class Site:
         name = f"hvd_lhc.dense.{self.label}.{digest}"
         self._dense_names[name] += 1
         return f"{name}.{self._dense_names[name]}"
+
+
+class Phase:
+    """Sites whose plans change together: between two steps, when none of their wires is under way.
+
+    A rank that has joined (Horovod's ``join``) sees nothing of the others' wires until it comes back. So wires in which not
+    all ranks took part teach nothing, and a step in which there is no other kind does not count as one. This needs a header
+    in every step: where all sites go dense, the smallest of them sends one all the same.
+    """
+
+    def __init__(self) -> None:
+        self._sites: list[Site] = []
+        self._sentinel: Site | None = None
+        self._under_way: weakref.WeakSet[Ticket] = weakref.WeakSet()
+        self._finished = 0
+        self._all_ranks = True
+
+    def add(self, site: Site) -> None:
+        """One more site."""
+        self._sites.append(site)
+
+    def turn(self) -> int:
+        """Begin the next phase if this one has ended. Returns how many sites changed the shape of their wires."""
+        if len(self._under_way) or not self._finished:
+            return 0
+        used = [site for site in self._sites if site.used]
+        changes = sum(site.advance(self._all_ranks) for site in self._sites)
+        waiting = [site for site in used if site.waits_for_probe]
+        self._sentinel = None
+        if waiting and not any(site.sends_header for site in used):
+            self._sentinel = min(waiting, key=lambda site: (site.tensor.dense_bytes, site.label))
+        self._finished, self._all_ranks = 0, True
+        return changes
+
+    def begin(self, site: Site, header_always: bool) -> Ticket | None:
+        """A ticket for one more tensor, or ``None`` if it goes dense without a header."""
+        site.used = True
+        plan = site.state.plan
+        if plan is None:
+            if not header_always and site is not self._sentinel:
+                return None
+            # Where the sites' dense reductions have names of their own, nobody needs to know the content: no scan.
+            tensor = replace(site.tensor, numel=1, row=1) if header_always else site.tensor
+            plan = header_plan(tensor, site.world_size, site.settings)
+        ticket = Ticket(self, site, plan, site.state.kind)
+        self._under_way.add(ticket)
+        return ticket
+
+    def finish(self, ticket: Ticket, facts: Facts, participants: int) -> None:
+        """The ticket's wire came back and told ``facts``."""
+        self._under_way.discard(ticket)
+        self._finished += 1
+        if participants < ticket.plan.world_size:
+            self._all_ranks = False
+        elif ticket.kind != "dense":
+            ticket.site.learn(facts)
 
 
 class Engine:
@@ -161,7 +218,8 @@ class Engine:
         self.settings = settings
         self.statistics = Statistics()
         self._process_sets = process_sets
-        self._sites: dict[Hashable, Site] = {}
+        self._sites: dict[Hashable, tuple[Phase, Site]] = {}
+        self._phases: dict[Hashable, Phase] = {}
         self._codecs: dict[Plan, Codec] = {}
         self._lock = threading.RLock()
 
@@ -174,18 +232,16 @@ class Engine:
             key: which site; the same on all ranks.
             tensor: its shape.
             world_size: ranks that reduce it.
-            header_always: give a ticket to a tensor that goes dense, too (where the adapter can't change what it sends).
+            header_always: give a ticket to a tensor that goes dense, too (where the adapter can't change what it sends). Such
+                a site is a phase of its own; all others share one.
 
         Returns:
             A ticket to encode under, or ``None``: reduce the tensor as it is.
         """
         with self._lock:
-            key = (key, world_size)  # an elastic job of another size starts afresh
-            site = self._sites.get(key)
-            if site is None:
-                site = self._sites[key] = Site(str(key), tensor, world_size, self.settings)
-            self.statistics.wire_changes += site.advance()
-            ticket = site.begin(header_always)
+            phase, site = self._site((key, world_size), tensor, world_size, header_always)
+            self.statistics.wire_changes += phase.turn()
+            ticket = phase.begin(site, header_always)
             self.statistics.dense_bytes += tensor.dense_bytes
             if ticket is None:
                 self.statistics.dense += 1
@@ -194,9 +250,18 @@ class Engine:
                 self.statistics.wire_bytes += ticket.plan.wire_bytes
             return ticket
 
+    def _site(self, key: Hashable, tensor: Tensor, world_size: int, own_phase: bool) -> tuple[Phase, Site]:
+        """Found or made. The world size is part of the key: an elastic job of another size starts afresh."""
+        if key not in self._sites:
+            phase = self._phases.setdefault(key if own_phase else world_size, Phase())
+            site = Site(str(key), tensor, world_size, self.settings)
+            phase.add(site)
+            self._sites[key] = phase, site
+        return self._sites[key]
+
     def encode(self, ticket: Ticket, x: NDArray[np.float32], rank: int) -> NDArray[np.float64]:
         """Encode a flat float32 gradient under a ticket."""
-        return self._codec(ticket.plan).encode(x, rank=rank)
+        return self._codec(ticket.plan).encode(x[: ticket.plan.numel], rank=rank)
 
     def finish(self, ticket: Ticket, wire: NDArray[np.float64], dtype: str) -> Outcome:
         """Decode the reduced wire of a ticket and remember what it told.
@@ -210,31 +275,33 @@ class Engine:
             outcome = Outcome(decoded, decoded.header, None)
         except DecodeError as error:
             if error.header is None:
-                raise _not_a_sum(ticket.plan, error) from error
+                raise _not_a_sum(ticket, error) from error
             # A probe's header counts elements under a plan that holds none of them: what it says of the fit means nothing.
             outcome = Outcome(None, error.header, error.reason if ticket.kind == "sketch" else "header_only")
         except WireError as error:
-            raise _not_a_sum(ticket.plan, error) from error
-        self._refuse_other_process_set(ticket.plan, wire, outcome.header.participants)
+            raise _not_a_sum(ticket, error) from error
+        if outcome.decoded is None:
+            self._refuse_other_process_set(ticket, wire, outcome.header.participants)
         with self._lock:
-            ticket.site.finish(ticket, _facts_of(ticket, outcome))
+            ticket.phase.finish(ticket, _facts_of(ticket, outcome), outcome.header.participants)
             self._count(ticket, outcome)
             if outcome.decoded is None:
                 outcome = replace(outcome, dense_name=ticket.site.dense_name(wire))
         if outcome.decoded is None and ticket.kind == "sketch" and self.settings.fallback == "error":
             raise DecodeError(
-                f"hvd_lhc: a gradient of {ticket.plan.numel} elements could not be decoded and verified "
+                f"hvd_lhc: a gradient of {ticket.site.tensor.numel} elements could not be decoded and verified "
                 f"({outcome.reason}); use fallback='dense' to have it reduced uncompressed instead",
                 reason=str(outcome.reason),
                 header=outcome.header,
             )
         return outcome
 
-    def _refuse_other_process_set(self, plan: Plan, wire: NDArray[np.float64], participants: int) -> None:
-        if participants == plan.world_size:
+    def _refuse_other_process_set(self, ticket: Ticket, wire: NDArray[np.float64], participants: int) -> None:
+        """Refuse a dense reduction for which ranks outside of the process set would be waited for."""
+        if participants == ticket.plan.world_size:
             return
         if are_one_of(moments_of_wire(wire, participants), self._process_sets()):
-            raise _not_a_sum(plan, f"it came from a process set of {participants} ranks")
+            raise _not_a_sum(ticket, f"it came from a process set of {participants} ranks")
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
         statistics = self.statistics
@@ -282,10 +349,11 @@ def _wire_size(state: State) -> int:
     return 0 if state.plan is None else state.plan.wire_size
 
 
-def _not_a_sum(plan: Plan, error: object) -> UnsupportedError:
+def _not_a_sum(ticket: Ticket, error: object) -> UnsupportedError:
     return UnsupportedError(
-        f"hvd_lhc: what came back for a gradient of {plan.numel} elements is not the sum of {plan.world_size} ranks' "
-        f"sketches ({error}). Compressed gradients can be reduced with op=Sum or op=Average only, over the process set "
-        "that the compressor knows: with Adasum, Min, Max or Product use compression=Compression.none; with "
-        "process_set=S use compression=LHC(process_set=S); and give all ranks the same settings."
+        f"hvd_lhc: what came back for a gradient of {ticket.site.tensor.numel} elements is not the sum of "
+        f"{ticket.plan.world_size} ranks' sketches ({error}). Compressed gradients can be reduced with op=Sum or op=Average "
+        "only, over the process set that the compressor knows: with Adasum, Min, Max or Product use "
+        "compression=Compression.none; with process_set=S use compression=LHC(process_set=S); and give all ranks the same "
+        "settings."
     )

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from hvd_lhc.errors import ConfigError
 from hvd_lhc.plan import Plan
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor, cheapest_plan, grid_capacity, grow_plan, header_plan
 
-__all__ = ["Facts", "Settings", "State", "Tensor", "first_state", "header_plan", "merge", "next_state"]
+__all__ = ["Facts", "State", "first_state", "merge", "next_state"]
 
-#: Exponent room: the largest magnitude seen may grow by this many powers of two before a step has to be retried.
-_EXPONENT_HEADROOM = 4
 #: The exponent is lowered only when it is this far above the largest magnitude seen.
 _EXPONENT_SLACK = 16
 #: A capacity is lowered only after so many steps in which a smaller one would have done.
@@ -27,75 +27,6 @@ _SINGLE_LANE_AFTER_STEPS = 64
 #: refusals in a row are too many, and so is one in fewer than every four steps in the long run.
 _POINTS_PER_REFUSAL = 4
 _POINTS_UNTIL_DENSE = 12
-#: Rows longer than this are not taken as blocks: a cell would waste more than it saves.
-_LONGEST_ROW = 8192
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a user may choose; equal on all ranks.
-
-    Attributes:
-        min_numel: smaller tensors are never compressed.
-        precision: ``"lossless"`` or ``"bounded"`` (see :class:`~hvd_lhc.plan.Plan`).
-        max_wire_ratio: a sketch is used only while it has at most this share of the dense tensor's bytes.
-        reprobe_steps: steps after which a dense tensor is looked at again; doubled each time, up to 16 times as many.
-        fallback: what to do with a sketch that can't be verified: ``"dense"`` reduces the original gradient dense,
-            ``"error"`` raises :class:`~hvd_lhc.errors.DecodeError`, on all ranks.
-    """
-
-    min_numel: int = 16_384
-    precision: str = "lossless"
-    max_wire_ratio: float = 0.5
-    reprobe_steps: int = 64
-    fallback: str = "dense"
-
-    def __post_init__(self) -> None:
-        if self.min_numel < 1:
-            raise ConfigError(f"min_numel must be at least 1, not {self.min_numel!r}")
-        if self.precision not in ("lossless", "bounded"):
-            raise ConfigError(f"precision must be 'lossless' or 'bounded', not {self.precision!r}")
-        if not 0 < self.max_wire_ratio <= 1:
-            raise ConfigError(f"max_wire_ratio must lie above 0 and at most at 1, not {self.max_wire_ratio!r}")
-        if self.reprobe_steps < 1:
-            raise ConfigError(f"reprobe_steps must be at least 1, not {self.reprobe_steps!r}")
-        if self.fallback not in ("dense", "error"):
-            raise ConfigError(f"fallback must be 'dense' or 'error', not {self.fallback!r}")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """The shape of a gradient, as far as it matters.
-
-    Attributes:
-        numel: elements.
-        row: elements of one row (the product of all dimensions but the first), 1 for vectors.
-        element_bytes: bytes of an element on the dense path.
-        top_exponent: finite numbers of the dtype are below two to this: 128, or 16 for float16.
-    """
-
-    numel: int
-    row: int
-    element_bytes: int
-    top_exponent: int = 128
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the uncompressed tensor."""
-        return self.numel * self.element_bytes
-
-    def roomy_exponent(self, magnitude: int | None, world_size: int) -> int:
-        """An exponent with room above ``magnitude``, but none under which a sum of all ranks could leave the dtype.
-
-        Such a sum overflows in an uncompressed Horovod; beyond this exponent it is left to do just that.
-        """
-        limit = self.top_exponent - (world_size - 1).bit_length()
-        return min(0 if magnitude is None else magnitude + _EXPONENT_HEADROOM, limit)
-
-    @property
-    def has_rows(self) -> bool:
-        """Are rows worth considering as blocks?"""
-        return 1 < self.row <= _LONGEST_ROW and self.numel >= 2 * self.row
 
 
 @dataclass(frozen=True)
@@ -135,6 +66,7 @@ class State:
         single_steps: steps in a row in which one lane would have done.
         single_wait: how many of them it takes.
         provisional: the capacity comes from an upper bound, not from a union that was seen.
+        expected_keys: provisional: ``Facts.nonzero_keys`` of the step that the capacity was made for.
     """
 
     kind: str
@@ -147,6 +79,7 @@ class State:
     single_steps: int = 0
     single_wait: int = _SINGLE_LANE_AFTER_STEPS
     provisional: bool = False
+    expected_keys: int = 0
 
 
 def first_state(tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -195,22 +128,6 @@ def next_state(state: State, facts: Facts | None, tensor: Tensor, world_size: in
     return _after_success(state, facts, tensor, world_size, settings)
 
 
-def header_plan(tensor: Tensor, world_size: int, settings: Settings) -> Plan:
-    """The plan of a wire that carries a header and no gradient.
-
-    Raises:
-        ConfigError: the tensor is too large for this world size to be counted.
-    """
-    return Plan(
-        numel=tensor.numel,
-        world_size=world_size,
-        index="none",
-        exponent=128,
-        precision=settings.precision,
-        probe_block=tensor.row if tensor.has_rows else 1,
-    )
-
-
 def _go_dense(state: State, settings: Settings) -> State:
     wait = settings.reprobe_steps << min(state.probes_in_vain, 4)
     return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1)
@@ -230,12 +147,13 @@ def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, se
     # Ranks may share all their nonzeros or none: with luck the union is the average of the ranks, at worst the sum.
     luck = -(-facts.nonzero_elements // world_size), -(-facts.nonzero_rows // world_size)
     exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
-    hopeful = _cheapest(tensor, world_size, settings, luck, exponent, lanes=1, seed=0)
+    hopeful = cheapest_plan(tensor, world_size, settings, luck, exponent, lanes=1, seed=0)
     if hopeful is None:
         return _go_dense(state, settings)
-    worst = _grow(hopeful, facts.nonzero_rows if hopeful.block > 1 else facts.nonzero_elements)
+    worst = grow_plan(hopeful, facts.nonzero_rows if hopeful.block > 1 else facts.nonzero_elements)
     plan = worst if worst is not None and worst.wire_bytes <= tensor.dense_bytes else hopeful
-    return State("sketch", plan, provisional=True)
+    expected = facts.nonzero_rows if plan.block > 1 else facts.nonzero_elements
+    return State("sketch", plan, provisional=True, expected_keys=expected)
 
 
 def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -258,17 +176,20 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
         return replace(state, plan=wider, single_wait=wait)
     # Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike.
     most = min(facts.nonzero_keys, plan.key_count)
-    bigger = _grow(plan, most) if most > plan.capacity else plan
+    bigger = grow_plan(plan, most) if most > plan.capacity else plan
     if bigger is None:
         return _go_dense(state, settings)
     if bigger.wire_bytes > tensor.dense_bytes and most > plan.capacity:
         return _go_dense(state, settings)
-    return replace(state, plan=replace(bigger, seed=(plan.seed + 1) % 2**64), provisional=True)
+    plan = replace(bigger, seed=(plan.seed + 1) % 2**64)
+    return replace(state, plan=plan, provisional=True, expected_keys=facts.nonzero_keys)
 
 
 def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
     plan = _plan_of(state)
     state = replace(state, refusal_points=max(0, state.refusal_points - 1), probes_in_vain=0)
+    if state.provisional:
+        facts = _scaled(facts, state.expected_keys)
     wanted = grid_capacity(facts.union_keys)
     if wanted > plan.capacity or (state.provisional and wanted < plan.capacity):
         return _resize(state, plan, facts, facts.union_keys, tensor, world_size, settings)
@@ -282,6 +203,27 @@ def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, 
     else:
         state = replace(state, roomy_steps=0, roomy_keys=0)
     return _settle_lanes(state, plan, facts, tensor, world_size)
+
+
+def _scaled(facts: Facts, expected_keys: int) -> Facts:
+    """What a step would have told with so many keys, if it had fewer: the ranks' overlap is taken to be the same.
+
+    The step that asked for a capacity may be of another kind than the one after it (two optimizers in turn, say).
+    """
+    keys = facts.nonzero_keys
+    if not keys or keys >= expected_keys:
+        return facts
+
+    def scale(count: int) -> int:
+        return -(-count * expected_keys // keys)
+
+    return replace(
+        facts,
+        union_keys=scale(facts.union_keys),
+        nonzero_keys=expected_keys,
+        nonzero_elements=scale(facts.nonzero_elements),
+        nonzero_rows=scale(facts.nonzero_rows),
+    )
 
 
 def _settle_lanes(state: State, plan: Plan, facts: Facts, tensor: Tensor, world_size: int) -> State:
@@ -307,67 +249,17 @@ def _resize(
         elements, rows = -(-facts.nonzero_elements * overlap[0] // overlap[1]), union
     else:
         elements, rows = union, -(-facts.nonzero_rows * overlap[0] // overlap[1])
-    best = _cheapest(tensor, world_size, settings, (elements, rows), plan.exponent, plan.value_lanes, plan.seed)
+    best = cheapest_plan(tensor, world_size, settings, (elements, rows), plan.exponent, plan.value_lanes, plan.seed)
     if best is None:
         return _go_dense(state, settings)
     same_keys = best.block == plan.block
-    return replace(state, plan=best, provisional=not same_keys, roomy_steps=0, roomy_keys=0)
+    expected = 0 if same_keys else facts.nonzero_rows if best.block > 1 else facts.nonzero_elements
+    return replace(
+        state, plan=best, provisional=not same_keys, expected_keys=expected, roomy_steps=0, roomy_keys=0
+    )
 
 
 def _plan_of(state: State) -> Plan:
     if state.plan is None:
         raise AssertionError("a sketch has a plan")
     return state.plan
-
-
-def grid_capacity(keys: int) -> int:
-    """The capacity for a union of so many keys: an eighth more, rounded up to a grid with steps of 12 to 25 %.
-
-    A coarse grid keeps the shape of the wire while the union wanders (Horovod caches its responses by shape).
-    """
-    need = keys + keys // 8 + 8
-    step = 1 << max(0, need.bit_length() - 3)
-    return -(-need // step) * step
-
-
-def _grow(plan: Plan, keys: int) -> Plan | None:
-    try:
-        return replace(plan, capacity=min(grid_capacity(keys), 2**31 - 1))
-    except ConfigError:
-        return None
-
-
-def _cheapest(
-    tensor: Tensor,
-    world_size: int,
-    settings: Settings,
-    keys: tuple[int, int],
-    exponent: int,
-    lanes: int,
-    seed: int,
-) -> Plan | None:
-    """The plan with the smallest wire for so many distinct (elements, rows); ``None`` if dense is better."""
-    best: Plan | None = None
-    row = tensor.row if tensor.has_rows else 1
-    for block, count in ((1, keys[0]), (row, keys[1])) if row > 1 else ((1, keys[0]),):
-        for index in ("keyed", "bitmap"):
-            try:
-                plan = Plan(
-                    numel=tensor.numel,
-                    world_size=world_size,
-                    capacity=min(grid_capacity(count), 2**31 - 1),
-                    index=index,
-                    block=block,
-                    value_lanes=lanes,
-                    exponent=exponent,
-                    seed=seed,
-                    precision=settings.precision,
-                    probe_block=row,
-                )
-            except ConfigError:
-                continue
-            if best is None or plan.wire_size < best.wire_size:
-                best = plan
-    if best is None or best.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
-        return None
-    return best

@@ -37,7 +37,7 @@ def _remove(g: Geometry, table: list[list[int]], key: int, count: int, values: S
     key_id, cells = cells_of_key(g, key)
     for role, cell in enumerate(cells):
         subtrahend = [count * number for number in contribution(g, key_id, role)] + list(values)
-        table[cell] = [a - b for a, b in zip(table[cell], subtrahend, strict=True)]
+        table[cell] = [a - b for a, b in zip(table[cell], subtrahend)]
 
 
 def _pure_key(g: Geometry, cell: int, numbers: Sequence[int], participants: int) -> tuple[int, int] | None:
@@ -158,10 +158,10 @@ def decode(plan: PlanLike, wire: NDArray[np.float64], dtype: str = "float32") ->
         values = lanes[: plan.block]
         if plan.value_lanes == 2:
             low = lanes[plan.block :]
-            values = [h * 2**g.value_bits + v for h, v in zip(values, low, strict=True)]
+            values = [h * 2**g.value_bits + v for h, v in zip(values, low)]
         for i, v in enumerate(values, start=key * plan.block):
             if i < plan.numel:
                 x[i] = round_once(v * unit, dtype)
             elif v != 0:
-                refuse("unpeeled", f"key {key} has a value beyond the last element", header)
+                refuse("count", f"key {key} has a value beyond the last element", header)
     return x

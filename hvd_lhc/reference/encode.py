@@ -38,7 +38,7 @@ def _lanes(g: Geometry, plan: PlanLike, values: Sequence[int]) -> list[int]:
         return list(values)
     unit = 2**g.value_bits
     high = [v // unit if v >= 0 else -(-v // unit) for v in values]  # towards zero
-    return high + [v - h * unit for v, h in zip(values, high, strict=True)]
+    return high + [v - h * unit for v, h in zip(values, high)]
 
 
 def checksum(header: Sequence[int]) -> int:
@@ -64,7 +64,7 @@ def _scan(plan: PlanLike, g: Geometry, x: NDArray[np.float32]) -> tuple[dict[int
     values: dict[int, int] = {}
     counts = dict.fromkeys(("nonfinite", "overflow", "inexact", "inexact_single", "content"), 0)
     exponent: int | None = None
-    for i, (x_i, w) in enumerate(zip(x.tolist(), words, strict=True)):
+    for i, (x_i, w) in enumerate(zip(x.tolist(), words)):
         if x_i == 0:
             continue
         values[i] = 0

@@ -76,7 +76,6 @@ class PlanLike(Protocol):
         """Elements of the blocks that the header counts."""
 
 
-
 @dataclass(frozen=True)
 class Geometry:
     """Everything that section 1 derives from a plan; the document's symbol stands behind each field."""

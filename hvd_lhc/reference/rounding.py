@@ -60,6 +60,6 @@ def exact_sum(xs: Sequence[NDArray[np.float32]], dtype: str = "float32", divisor
     Returns:
         float32, shape ``(numel,)``.
     """
-    columns = zip(*(x.tolist() for x in xs), strict=True)
+    columns = zip(*(x.tolist() for x in xs))
     sums = [round_once(sum((Fraction(v) for v in column), Fraction(0)) / divisor, dtype) for column in columns]
     return np.array(sums, dtype=np.float32)

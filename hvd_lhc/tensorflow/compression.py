@@ -17,8 +17,10 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compressor
 
-from hvd_lhc.compressor import Engine, Outcome, Settings, Statistics, Tensor, Ticket
+from hvd_lhc.compressor import Engine, Outcome, Statistics, Ticket
 from hvd_lhc.participants import subsets_of
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor
 from hvd_lhc.tensorflow.keras_guard import refuse_broken_keras
 
 __all__ = ["LHC"]

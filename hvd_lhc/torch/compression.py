@@ -11,8 +11,10 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
-from hvd_lhc.compressor import Engine, Outcome, Settings, Statistics, Tensor, Ticket
+from hvd_lhc.compressor import Engine, Outcome, Statistics, Ticket
 from hvd_lhc.participants import subsets_of
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor
 from hvd_lhc.torch.pending import PendingReductions
 
 __all__ = ["LHC"]

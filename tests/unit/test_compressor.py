@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from hvd_lhc import DecodeError, UnsupportedError
-from hvd_lhc.compressor import Engine, Outcome, Settings, Tensor
+from hvd_lhc.compressor import Engine, Outcome, Ticket
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor
 
 NUMEL = 40_000
 TENSOR = Tensor(numel=NUMEL, row=1, element_bytes=4)
@@ -140,13 +142,73 @@ def test_a_dropped_ticket_is_no_wire_under_way() -> None:
 
 
 def test_a_dense_tensor_is_handed_through() -> None:
-    """Nothing but zeros missing: after the probe there is no header at all, or one where the adapter needs it."""
+    """After the probe the gradient itself is reduced, without a header if another tensor sends one."""
+    rng = np.random.default_rng(9)
     cluster = Cluster(2)
     ones = np.ones(NUMEL, np.float32)
-    assert cluster.step([ones, ones])[0] is not None
-    assert cluster.step([ones, ones]) == [None, None]
-    ticket = cluster.engines[0].begin("w", TENSOR, 2, header_always=True)
-    assert ticket is not None and ticket.kind == "dense" and ticket.plan.wire_bytes < 1000
+    for step in range(4):
+        cluster.step([sparse(rng, 20), sparse(rng, 20)], "sparse")
+        assert (cluster.step([ones, ones], "dense") == [None, None]) == (step > 0)
+
+
+def test_a_dense_tensor_sends_a_header_where_the_adapter_needs_one() -> None:
+    """header_always: a ticket for every step; the header does not cost a look at the gradient."""
+    cluster = Cluster(2)
+    for step in range(3):
+        tickets = [engine.begin("w", TENSOR, 2, header_always=True) for engine in cluster.engines]
+        assert tickets[0] is not None and tickets[0].kind == ("probe", "dense", "dense")[step]
+        assert tickets[0].plan.wire_bytes < 1000
+        total = sum(e.encode(t, np.ones(NUMEL, np.float32), r) for r, (e, t) in enumerate(zip(cluster.engines, tickets)))  # type: ignore[arg-type]
+        outcomes = [e.finish(t, total, "float32") for e, t in zip(cluster.engines, tickets)]  # type: ignore[arg-type]
+        assert all(outcome.reason == "header_only" for outcome in outcomes)
+
+
+def begin_all(engine: Engine, sizes: dict[str, int], order: str) -> dict[str, Ticket | None]:
+    """A step's tickets for tensors of several sizes, in an order."""
+    return {name: engine.begin(name, Tensor(sizes[name], 1, 4), 2) for name in order}
+
+
+def test_where_all_go_dense_the_smallest_sends_a_header() -> None:
+    """On every rank the same tensor, whatever the order; so that ranks know in every step that all took part."""
+    sizes = {"a": 30_000, "b": 20_000, "c": 40_000}
+    engines = [Engine(Settings(reprobe_steps=3)) for _ in range(2)]
+    seen = []
+    for _ in range(6):
+        tickets = [begin_all(engine, sizes, order) for engine, order in zip(engines, ("abc", "cba"), strict=True)]
+        kinds = [{name: t and t.kind for name, t in by_name.items()} for by_name in tickets]
+        assert kinds[0] == kinds[1]
+        seen.append({name: kind for name, kind in kinds[0].items() if kind})
+        for name in seen[-1]:
+            ones = np.ones(sizes[name], np.float32)
+            total = sum(engines[r].encode(tickets[r][name], ones, r) for r in range(2))  # type: ignore[arg-type]
+            for rank in range(2):
+                engines[rank].finish(tickets[rank][name], total, "float32")  # type: ignore[arg-type]
+    probe = dict.fromkeys("abc", "probe")
+    assert seen == [probe, {"b": "dense"}, {"b": "dense"}, {"b": "dense"}, probe, {"b": "dense"}]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_what_a_joined_rank_did_not_see_is_not_learned(kind: str) -> None:
+    """While one rank has joined, the others' plans stay as that rank left them: it can come back."""
+    rng = np.random.default_rng(10)
+    cluster = Cluster(2, Settings(reprobe_steps=4))
+
+    def draw() -> np.ndarray:
+        return sparse(rng, 100) if kind == "sparse" else np.ones(NUMEL, np.float32)
+
+    for _ in range(3):
+        cluster.step([draw(), draw()])
+    engine = cluster.engines[0]
+    for _ in range(6):
+        ticket = engine.begin("w", TENSOR, 2)
+        assert ticket is not None
+        gradient = sparse(rng, 3000)
+        outcome = engine.finish(ticket, engine.encode(ticket, gradient, 0), "float32")
+        assert outcome.header.participants == 1
+    for _ in range(6):  # Cluster.step finds that plans are equal
+        outcomes = cluster.step([draw(), draw()])
+    assert outcomes[0] is not None
+    assert kind == "dense" or outcomes[0].decoded is not None
 
 
 def test_another_world_size_starts_afresh() -> None:

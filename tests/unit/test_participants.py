@@ -7,9 +7,11 @@ import pytest
 
 from hvd_lhc import UnsupportedError
 from hvd_lhc.codec import Codec
-from hvd_lhc.compressor import Engine, Settings, Tensor
+from hvd_lhc.compressor import Engine
 from hvd_lhc.participants import are_one_of, moments_of_ranks, moments_of_wire, subsets_of
 from hvd_lhc.plan import Plan
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor
 
 TENSOR = Tensor(numel=40_000, row=1, element_bytes=4)
 

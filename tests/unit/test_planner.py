@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_lhc import ConfigError, Plan
-from hvd_lhc.planner import Facts, Settings, State, Tensor, first_state, grid_capacity, merge, next_state
+from hvd_lhc.planner import Facts, State, first_state, merge, next_state
+from hvd_lhc.settings import Settings
+from hvd_lhc.sizing import Tensor, grid_capacity
 
 TABLE = Tensor(numel=100_000 * 64, row=64, element_bytes=4)
 VECTOR = Tensor(numel=1_000_000, row=1, element_bytes=4)
@@ -85,7 +87,8 @@ def test_index_follows_the_number_of_bytes() -> None:
     """Few keys: keyed; many keys of a small space: bitmap."""
     assert plan_of(sketch_state(nonzero_elements=4000)).index == "keyed"
     dense_enough = sketch_state(nonzero_elements=4 * 80_000)
-    assert plan_of(next_state(dense_enough, facts(union_keys=80_000), VECTOR, 4, SETTINGS)).index == "bitmap"
+    after = next_state(dense_enough, facts(union_keys=80_000, nonzero_keys=4 * 80_000), VECTOR, 4, SETTINGS)
+    assert plan_of(after).index == "bitmap"
 
 
 def test_the_first_capacity_shrinks_as_soon_as_the_union_is_known() -> None:
@@ -93,6 +96,26 @@ def test_the_first_capacity_shrinks_as_soon_as_the_union_is_known() -> None:
     state = sketch_state()
     after = next_state(state, facts(union_keys=1000), VECTOR, 4, SETTINGS)
     assert plan_of(after).capacity == grid_capacity(1000) < plan_of(state).capacity
+
+
+def test_the_first_capacity_does_not_shrink_below_what_the_probe_asked_for() -> None:
+    """A step with fewer keys follows a probe with more, or a refusal: their capacity is estimated by its overlap."""
+    state = sketch_state(nonzero_elements=4000)
+    after = next_state(state, facts(union_keys=250, nonzero_keys=1000, nonzero_elements=1000), VECTOR, 4, SETTINGS)
+    assert plan_of(after).capacity == grid_capacity(1000) and not after.provisional
+
+
+def test_densities_in_turn_cost_one_refusal() -> None:
+    """Two optimizers share a site, one with thrice the keys of the other: the capacity settles on the denser one."""
+    state = next_state(sketch_state(nonzero_elements=400), facts(union_keys=400, nonzero_keys=400), VECTOR, 4, SETTINGS)
+    refusals = 0
+    for step in range(40):
+        keys = 1200 if step % 2 else 400
+        refused = keys > plan_of(state).capacity
+        refusals += refused
+        told = facts(reason="unpeeled" if refused else None, union_keys=0 if refused else keys, nonzero_keys=keys)
+        state = next_state(state, told, VECTOR, 4, SETTINGS)
+    assert refusals == 1
 
 
 def test_capacity_grows_at_once_and_shrinks_slowly() -> None:
@@ -151,18 +174,18 @@ def test_three_refusals_in_a_row_end_on_the_dense_path() -> None:
 def test_a_rare_inexact_step_is_retried_where_two_lanes_cost_too_much() -> None:
     """The tensor stays on one lane while most steps fit, and goes dense when too many don't."""
     state = sketch_state(nonzero_elements=4 * 60_000)
-    state = next_state(state, facts(union_keys=95_000), VECTOR, 4, SETTINGS)
+    state = next_state(state, facts(union_keys=95_000, nonzero_keys=4 * 60_000), VECTOR, 4, SETTINGS)
     assert plan_of(state).wire_bytes * 2 > 0.5 * VECTOR.dense_bytes
     inexact = facts(reason="inexact", union_keys=0, inexact_single=1)
     for _ in range(50):
         state = next_state(state, inexact, VECTOR, 4, SETTINGS)
         for _ in range(4):
             assert plan_of(state).value_lanes == 1
-            state = next_state(state, facts(union_keys=95_000), VECTOR, 4, SETTINGS)
+            state = next_state(state, facts(union_keys=95_000, nonzero_keys=4 * 60_000), VECTOR, 4, SETTINGS)
     for _ in range(6):
         state = next_state(state, inexact, VECTOR, 4, SETTINGS)
         if state.kind == "sketch":
-            state = next_state(state, facts(union_keys=95_000), VECTOR, 4, SETTINGS)
+            state = next_state(state, facts(union_keys=95_000, nonzero_keys=4 * 60_000), VECTOR, 4, SETTINGS)
     assert state.kind == "dense"
 
 

@@ -1,0 +1,121 @@
+"""The smallest wire for a tensor of which it is known how many elements and rows are nonzero. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hvd_lhc.errors import ConfigError
+from hvd_lhc.plan import Plan
+from hvd_lhc.settings import Settings
+
+__all__ = ["Tensor", "cheapest_plan", "grid_capacity", "grow_plan", "header_plan"]
+
+#: Exponent room: the largest magnitude seen may grow by this many powers of two before a step has to be retried.
+_EXPONENT_HEADROOM = 4
+#: Rows longer than this are not taken as blocks: a cell would waste more than it saves.
+_LONGEST_ROW = 8192
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The shape of a gradient, as far as it matters.
+
+    Attributes:
+        numel: elements.
+        row: elements of one row (the product of all dimensions but the first), 1 for vectors.
+        element_bytes: bytes of an element on the dense path.
+        top_exponent: finite numbers of the dtype are below two to this: 128, or 16 for float16.
+    """
+
+    numel: int
+    row: int
+    element_bytes: int
+    top_exponent: int = 128
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the uncompressed tensor."""
+        return self.numel * self.element_bytes
+
+    def roomy_exponent(self, magnitude: int | None, world_size: int) -> int:
+        """An exponent with room above ``magnitude``, but none under which a sum of all ranks could leave the dtype.
+
+        Such a sum overflows in an uncompressed Horovod; beyond this exponent it is left to do just that.
+        """
+        limit = self.top_exponent - (world_size - 1).bit_length()
+        return min(0 if magnitude is None else magnitude + _EXPONENT_HEADROOM, limit)
+
+    @property
+    def has_rows(self) -> bool:
+        """Are rows worth considering as blocks?"""
+        return 1 < self.row <= _LONGEST_ROW and self.numel >= 2 * self.row
+
+
+def header_plan(tensor: Tensor, world_size: int, settings: Settings) -> Plan:
+    """The plan of a wire that carries a header and no gradient.
+
+    Raises:
+        ConfigError: the tensor is too large for this world size to be counted.
+    """
+    return Plan(
+        numel=tensor.numel,
+        world_size=world_size,
+        index="none",
+        exponent=128,
+        precision=settings.precision,
+        probe_block=tensor.row if tensor.has_rows else 1,
+    )
+
+
+def grid_capacity(keys: int) -> int:
+    """The capacity for a union of so many keys: an eighth more, rounded up to a grid with steps of 12 to 25 %.
+
+    A coarse grid keeps the shape of the wire while the union wanders (Horovod caches its responses by shape).
+    """
+    need = keys + keys // 8 + 8
+    step = 1 << max(0, need.bit_length() - 3)
+    return -(-need // step) * step
+
+
+def grow_plan(plan: Plan, keys: int) -> Plan | None:
+    """The plan with a capacity for so many keys; ``None`` if there is none."""
+    try:
+        return replace(plan, capacity=min(grid_capacity(keys), 2**31 - 1))
+    except ConfigError:
+        return None
+
+
+def cheapest_plan(
+    tensor: Tensor,
+    world_size: int,
+    settings: Settings,
+    keys: tuple[int, int],
+    exponent: int,
+    lanes: int,
+    seed: int,
+) -> Plan | None:
+    """The plan with the smallest wire for so many distinct (elements, rows); ``None`` if dense is better."""
+    best: Plan | None = None
+    row = tensor.row if tensor.has_rows else 1
+    for block, count in ((1, keys[0]), (row, keys[1])) if row > 1 else ((1, keys[0]),):
+        for index in ("keyed", "bitmap"):
+            try:
+                plan = Plan(
+                    numel=tensor.numel,
+                    world_size=world_size,
+                    capacity=min(grid_capacity(count), 2**31 - 1),
+                    index=index,
+                    block=block,
+                    value_lanes=lanes,
+                    exponent=exponent,
+                    seed=seed,
+                    precision=settings.precision,
+                    probe_block=row,
+                )
+            except ConfigError:
+                continue
+            if best is None or plan.wire_size < best.wire_size:
+                best = plan
+    if best is None or best.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
+        return None
+    return best
