@@ -10,82 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import Array, cases, unhurried
 
 from hvd_lhc import Codec, ConfigError, DecodeError, LHCError, Plan, WireError, reference
-
-Array = np.ndarray[Any, Any]
-VALUES = ("normal", "equal", "alternating", "tiny beside huge", "subnormal", "zeros of both signs")
-SUPPORTS = ("random", "identical", "disjoint", "nested", "one row", "one segment")
-
-
-def draw_values(rng: np.random.Generator, kind: str, count: int) -> Array:
-    """``count`` float32 of one kind."""
-    if kind == "equal":
-        return np.full(count, 0.1, np.float32)
-    if kind == "alternating":
-        return np.where(np.arange(count) % 2, np.float32(-1 / 3), np.float32(1 / 3)).astype(np.float32)
-    if kind == "tiny beside huge":
-        return np.ldexp(rng.standard_normal(count), rng.integers(-20, 20, count)).astype(np.float32)
-    if kind == "subnormal":
-        return (rng.integers(-1000, 1000, count) * 2.0**-149).astype(np.float32)
-    if kind == "zeros of both signs":
-        return rng.choice(np.array([0.0, -0.0, 1.0, -1.0], np.float32), count)
-    return rng.standard_normal(count).astype(np.float32)
-
-
-def draw_support(rng: np.random.Generator, kind: str, plan: Plan, numel: int, block: int, ranks: int) -> list[Array]:
-    """Which elements each rank has."""
-    keys = -(-numel // block)
-    few = max(1, keys // 4)
-    common = rng.choice(keys, few, replace=False)
-    if kind == "one segment":  # keys that all begin in the table's first segment
-        geometry = reference.geometry(plan)
-        starts = np.array([reference.cells_of_key(geometry, key)[1][0] for key in range(keys)])
-        inside = np.flatnonzero(starts >> plan.layout.segment_bits == 0)
-        common = inside[:few] if len(inside) else common
-    chosen = []
-    for rank in range(ranks):
-        if kind in ("identical", "one segment"):
-            mine = common
-        elif kind == "disjoint":
-            mine = common[rank::ranks]
-        elif kind == "nested":
-            mine = common[: 1 + few * (rank + 1) // (2 * ranks)]
-        elif kind == "one row":
-            mine = np.arange(few)
-        else:
-            mine = rng.choice(keys, rng.integers(0, few + 1), replace=False)
-        elements = (mine[:, None] * block + np.arange(block)).ravel()
-        chosen.append(elements[elements < numel])
-    return chosen
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Plan, list[Array]]:
-    """A plan and gradients that fit it."""
-    numel = draw(st.integers(1, 400))
-    ranks = draw(st.sampled_from([1, 2, 3, 4, 7, 8]))
-    block = draw(st.integers(1, min(numel, 9)))
-    kind, support = draw(st.sampled_from(VALUES)), draw(st.sampled_from(SUPPORTS))
-    seed = draw(st.integers(0, 2**64 - 1))
-    plan = Plan(
-        numel=numel,
-        world_size=ranks,
-        capacity=max(16, -(-numel // block)),
-        index=draw(st.sampled_from(["keyed", "bitmap"])),
-        block=block,
-        value_lanes=2,
-        exponent=-130 if kind == "subnormal" else 24,
-        seed=seed,
-        precision="lossless",
-    )
-    rng = np.random.default_rng(seed)
-    gradients = []
-    for elements in draw_support(rng, support, plan, numel, block, ranks):
-        x = np.zeros(numel, np.float32)
-        x[elements] = draw_values(rng, kind, len(elements))
-        gradients.append(x)
-    return plan, gradients
 
 
 def decode_or_reason(codec: Codec, wire: Array) -> Array | str:
@@ -96,6 +23,7 @@ def decode_or_reason(codec: Codec, wire: Array) -> Array | str:
         return error.reason
 
 
+@unhurried
 @given(cases())
 def test_sum_and_average_are_the_exact_result_rounded_once(case: tuple[Plan, list[Array]]) -> None:
     """Sum and Average equal exact rational arithmetic, bit for bit, for all values and supports."""
@@ -111,42 +39,7 @@ def test_sum_and_average_are_the_exact_result_rounded_once(case: tuple[Plan, lis
         np.testing.assert_array_equal(decoded.view(np.uint32), np.asarray(expected, np.float32).view(np.uint32))
 
 
-@given(cases(), st.sampled_from(["lossless", "bounded"]), st.integers(1, 2), st.integers(-20, 24))
-def test_kernel_and_reference_agree(
-    case: tuple[Plan, list[Array]], precision: str, lanes: int, exponent: int
-) -> None:
-    """Wires, results and reasons of refusals are equal, whether or not the plan fits."""
-    fitting, gradients = case
-    plan = Plan(
-        numel=fitting.numel,
-        world_size=fitting.world_size,
-        capacity=max(1, fitting.capacity // 3),
-        index=fitting.index,
-        block=fitting.block,
-        value_lanes=lanes,
-        exponent=exponent,
-        seed=fitting.seed,
-        precision=precision,
-        probe_block=1 + fitting.numel // 3,
-    )
-    codec = Codec(plan)
-    assert plan.wire_size == reference.wire_size(plan)
-    total = np.zeros(plan.wire_size)
-    for rank, x in enumerate(gradients):
-        wire = codec.encode(x, rank=rank)
-        np.testing.assert_array_equal(wire, reference.encode(plan, x, rank))
-        total += wire
-    decoded = decode_or_reason(codec, total)
-    try:
-        expected: Array | str = reference.decode(plan, total)
-    except DecodeError as error:
-        expected = error.reason
-    if isinstance(decoded, str) or isinstance(expected, str):
-        assert decoded == expected
-    else:
-        np.testing.assert_array_equal(decoded.view(np.uint32), expected.view(np.uint32))
-
-
+@unhurried
 @given(cases(), st.randoms(use_true_random=False))
 def test_addition_in_any_order_gives_the_same_bits(case: tuple[Plan, list[Array]], random: Any) -> None:
     """A ring, a tree or a switch may add in any order and grouping."""
@@ -161,6 +54,7 @@ def test_addition_in_any_order_gives_the_same_bits(case: tuple[Plan, list[Array]
     np.testing.assert_array_equal(wires[0], straight)
 
 
+@unhurried
 @given(cases(), st.data())
 def test_a_damaged_cell_is_never_believed(case: tuple[Plan, list[Array]], data: st.DataObject) -> None:
     """Whatever number of a reduced wire changes, decode refuses or returns what it would have returned."""
@@ -182,7 +76,7 @@ def test_a_damaged_cell_is_never_believed(case: tuple[Plan, list[Array]], data: 
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_bounded_errors_stay_below_half_a_unit(seed: int, ranks: int) -> None:
     """In bounded plans each rank's element is off by at most half of two to the unit exponent, and is counted."""
     rng = np.random.default_rng(seed)
@@ -216,6 +110,25 @@ def test_any_common_factor_is_undone(scale: float) -> None:
         for i in np.flatnonzero(decoded.values):
             exact = sum(Fraction(float(x[i])) for x in gradients) * factor
             assert float(decoded.values[i]) == reference.round_once(exact, "float32")
+
+
+@pytest.mark.xfail(strict=True, reason="pilots and content fill their cells, and rounding moves them by more than 1/4")
+@pytest.mark.parametrize("index", ["none", "keyed"])
+@pytest.mark.parametrize(("world_size", "scale"), [(48, 0.1), (64, 0.1), (125, 1 / 7), (4096, 0.1)])
+def test_a_predivide_factor_is_undone_with_many_ranks(world_size: int, scale: float, index: str) -> None:
+    """Every rank rounds its scaled wire, and every addition rounds again; what ranks honestly sent is still read."""
+    plan = Plan(numel=10, world_size=world_size, exponent=2, index=index)
+    codec = Codec(plan)
+    x = np.zeros(10, np.float32)
+    x[3] = 1.5
+    total = np.zeros(plan.wire_size)
+    for rank in range(world_size):
+        total += codec.encode(x, rank=rank) * scale
+    header = codec.read_header(total)
+    assert (header.participants, header.nonzero_elements) == (world_size, world_size)
+    assert header.factor == pytest.approx(scale, rel=1e-12)
+    if index == "keyed":
+        assert codec.decode(total)[3] == reference.round_once(Fraction(1.5) * world_size * Fraction(header.factor), "float32")
 
 
 def test_ranks_that_joined_out_are_seen() -> None:
