@@ -43,6 +43,14 @@ static int32_t magnitude_of(uint32_t bits) {
     return (int32_t)lhc_bit_length(bits & 0x7FFFFF) + LHC_MIN_EXPONENT - 1;
 }
 
+/* The value of a finite float32. Subnormal numbers are made of their bits: a thread may be set to take them for zeros. */
+static double value_of(uint32_t bits) {
+    float value;
+    if (!(bits & 0x7F800000)) return (bits >> 31 ? -0x1p-149 : 0x1p-149) * (double)(bits & 0x7FFFFF);
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
+}
+
 static double round_to_integer(double q) {
     return fabs(q) < ALREADY_INTEGER ? (q + ROUNDING_MAGIC) - ROUNDING_MAGIC : q;
 }
@@ -63,7 +71,7 @@ static double take_element(encoder *e, uint64_t i, uint32_t bits) {
     }
     const int32_t magnitude = magnitude_of(bits);
     if (magnitude > tally->magnitude) tally->magnitude = magnitude;
-    const double x = (double)e->x[i];
+    const double x = value_of(bits);
     if (fabs(x) >= e->limit) {
         tally->overflow++;
         return 0;

@@ -12,11 +12,11 @@ static uint32_t checksum_term(uint64_t position, int64_t value) {
 
 void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank, double *wire) {
     const int64_t unit = (int64_t)y->pilot_unit, n = y->plan.world_size;
-    const uint32_t rank_bits = lhc_bit_length((uint64_t)n - 1);
     int64_t field[LHC_HEADER_FIELDS] = {0};
     field[LHC_PILOT_CONSTANT] = unit;
     field[LHC_PILOT_SQUARE] = rank < 0 ? unit / 6 * (n + 1) * (2 * n + 1) : (rank + 1) * (rank + 1) * unit;
     field[LHC_PILOT_NEGATIVE] = rank < 0 ? -(unit / 2 * (n + 1)) : -(rank + 1) * unit;
+    field[LHC_PILOT_FIRST] = rank < 0 ? unit : rank == 0 ? n * unit : 0;
     field[LHC_FINGERPRINT] = y->fingerprint;
     field[LHC_NONZERO_ELEMENTS] = (int64_t)tally->nonzero_elements;
     field[LHC_NONZERO_KEYS] = (int64_t)tally->nonzero_keys;
@@ -27,10 +27,10 @@ void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank,
     field[LHC_OVER_CAPACITY] = tally->over_capacity;
     field[LHC_NONZERO_PROBE_BLOCKS] = (int64_t)tally->probe_blocks;
     const uint64_t content = lhc_mix(tally->content + (rank < 0 ? 0 : (uint64_t)rank + 1) * LHC_GOLDEN);
-    field[LHC_CONTENT] = (int64_t)(content >> (64 - (y->cell_bits - rank_bits)));
+    field[LHC_CONTENT] = (int64_t)(content >> (64 - y->hash_bits));
 
     uint32_t checksum = 0;
-    for (uint64_t i = 0; i < LHC_CHECKSUM; i++) checksum += checksum_term(i, field[i]);
+    for (uint64_t i = LHC_FINGERPRINT; i < LHC_CHECKSUM; i++) checksum += checksum_term(i, field[i]);
     for (uint64_t i = LHC_HEADER_FIELDS; i < y->header_size; i++) wire[i] = 0;
     if (tally->magnitude != INT32_MIN) {
         const uint64_t digit = (uint64_t)(tally->magnitude - LHC_MIN_EXPONENT) / 4;
@@ -40,11 +40,11 @@ void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank,
         wire[position] = (double)power;
         checksum += checksum_term(position, power);
     }
-    field[LHC_CHECKSUM] = checksum;
+    field[LHC_CHECKSUM] = checksum & lhc_short_hash_mask(y->hash_bits);
     for (uint64_t i = 0; i < LHC_HEADER_FIELDS; i++) wire[i] = (double)field[i];
 }
 
-static int is_near(double a, double b) { return fabs(a - b) <= EPSILON * fabs(b); }
+static int is_near(double a, double b) { return isfinite(b) && fabs(a - b) <= EPSILON * fabs(b); }
 
 /* Do participants, sum of (rank + 1) and sum of its squares describe distinct ranks below n? */
 static int are_ranks(int64_t m, int64_t sum, int64_t squares, int64_t n) {
@@ -55,10 +55,12 @@ static int are_ranks(int64_t m, int64_t sum, int64_t squares, int64_t n) {
     return m == 1 ? spread == 0 : spread >= m * m * (m * m - 1) / 12;
 }
 
-static int fit_partial(double p0, double p1, double p2, double factor, int64_t n, uint32_t *participants) {
+static int fit_partial(const double pilot[4], double factor, int64_t n, uint32_t *participants) {
+    const double p0 = pilot[0], p1 = pilot[1], p2 = pilot[2], first = pilot[3] * factor;
     const double m = nearbyint(p0 * factor), sum = nearbyint(-p2 * factor), squares = nearbyint(p1 * factor);
     if (!(m >= 1 && m < (double)n && sum >= 1 && sum <= 0x1p24 && squares >= 1 && squares <= 0x1p36)) return 0;
     if (!is_near(p0 * factor, m) || !is_near(-p2 * factor, sum) || !is_near(p1 * factor, squares)) return 0;
+    if (!is_near(first, (double)n) && !(fabs(first) <= EPSILON * (double)n)) return 0;
     if (!are_ranks((int64_t)m, (int64_t)sum, (int64_t)squares, n)) return 0;
     *participants = (uint32_t)m;
     return 1;
@@ -66,25 +68,28 @@ static int fit_partial(double p0, double p1, double p2, double factor, int64_t n
 
 static lhc_status find_scale(const lhc_layout *y, const double *wire, lhc_scale *scale) {
     const int64_t n = y->plan.world_size;
-    const double size = (double)n, unit = (double)y->pilot_unit;
-    const double p0 = wire[LHC_PILOT_CONSTANT] / unit, p1 = wire[LHC_PILOT_SQUARE] / unit;
-    const double p2 = wire[LHC_PILOT_NEGATIVE] / unit;
+    const double size = (double)n;
+    double pilot[4];
+    for (int i = 0; i < 4; i++) pilot[i] = wire[LHC_PILOT_CONSTANT + i] / (double)y->pilot_unit;
+    const double p0 = pilot[0];
     scale->world_size = y->plan.world_size;
     if (!(p0 > 0)) return LHC_ERR_NOT_LINEAR;
 
-    if (is_near(p1, p0 * (size + 1) * (2 * size + 1) / 6) && is_near(-p2, p0 * (size + 1) / 2)) {
+    /* Some of the ranks can have the mean rank and the mean square of all; none but all have rank 0 once in n. */
+    if (is_near(pilot[1], p0 * (size + 1) * (2 * size + 1) / 6) && is_near(-pilot[2], p0 * (size + 1) / 2) &&
+        is_near(pilot[3], p0)) {
         const double factor = p0 / size;
         scale->participants = y->plan.world_size;
         scale->kind = is_near(factor, 1) ? LHC_SCALE_SUM : is_near(factor * size, 1) ? LHC_SCALE_AVERAGE : LHC_SCALE_OTHER;
         scale->factor = scale->kind == LHC_SCALE_SUM ? 1 : scale->kind == LHC_SCALE_AVERAGE ? 1 / size : factor;
         return isfinite(scale->factor) && scale->factor > 0 ? LHC_OK : LHC_ERR_NOT_LINEAR;
     }
-    if (fit_partial(p0, p1, p2, 1, n, &scale->participants)) {
+    if (fit_partial(pilot, 1, n, &scale->participants)) {
         scale->kind = LHC_SCALE_SUM;
         scale->factor = 1;
         return LHC_OK;
     }
-    if (fit_partial(p0, p1, p2, size, n, &scale->participants)) {
+    if (fit_partial(pilot, size, n, &scale->participants)) {
         scale->kind = LHC_SCALE_AVERAGE;
         scale->factor = 1 / size;
         return LHC_OK;
@@ -98,7 +103,8 @@ lhc_status lhc_unscale(const lhc_scale *scale, double z, int64_t *integer) {
     else if (scale->kind == LHC_SCALE_OTHER)
         z /= scale->factor;
     if (!(fabs(z) < LARGEST_INTEGER)) return isfinite(z) ? LHC_ERR_NOT_INTEGER : LHC_ERR_NOT_FINITE;
-    const int64_t nearest = (int64_t)(z < 0 ? z - 0.5 : z + 0.5); /* ties are refused below */
+    /* From 2^52 on there are only integers, and adding a half would round. Ties are refused below. */
+    const int64_t nearest = (int64_t)(fabs(z) < 0x1p52 ? (z < 0 ? z - 0.5 : z + 0.5) : z);
     if (fabs(z - (double)nearest) > 0.25) return LHC_ERR_NOT_INTEGER;
     *integer = nearest;
     return LHC_OK;
@@ -127,6 +133,18 @@ static int counts_are_possible(const lhc_layout *y, const int64_t *field, int64_
            field[LHC_OVER_CAPACITY] <= ranks && field[LHC_NONZERO_PROBE_BLOCKS] <= field[LHC_NONZERO_ELEMENTS];
 }
 
+/* Every magnitude digit counts ranks, and there are no digits beyond the last class. */
+static int digits_are_possible(const lhc_layout *y, const int64_t *field, int64_t ranks) {
+    const uint64_t base = (uint64_t)y->plan.world_size + 1;
+    for (uint64_t position = LHC_HEADER_FIELDS; position < y->header_size; position++) {
+        uint64_t rest = (uint64_t)field[position], class = (position - LHC_HEADER_FIELDS) * y->digits_per_cell;
+        for (uint64_t digit = 0; digit < y->digits_per_cell; digit++, class++, rest /= base)
+            if (rest % base > (class < LHC_MAGNITUDE_CLASSES ? (uint64_t)ranks : 0)) return 0;
+        if (rest) return 0;
+    }
+    return 1;
+}
+
 lhc_status lhc_check_header(const lhc_layout *y, const double *wire, lhc_scale *scale, lhc_header *header) {
     int64_t field[LHC_HEADER_FIELDS + LHC_MAGNITUDE_CLASSES];
     uint32_t checksum = 0;
@@ -134,15 +152,15 @@ lhc_status lhc_check_header(const lhc_layout *y, const double *wire, lhc_scale *
         if (!isfinite(wire[i])) return LHC_ERR_NOT_FINITE;
     lhc_status status = find_scale(y, wire, scale);
     if (status) return status;
-    for (uint64_t i = 0; i < y->header_size; i++) {
+    for (uint64_t i = LHC_FINGERPRINT; i < y->header_size; i++) {
         status = lhc_unscale(scale, wire[i], &field[i]);
         if (status) return status;
         if (i != LHC_CHECKSUM) checksum += checksum_term(i, field[i]);
     }
     const int64_t ranks = scale->participants;
     if (field[LHC_FINGERPRINT] != ranks * (int64_t)y->fingerprint) return LHC_ERR_OTHER_PLAN;
-    if (checksum != (uint32_t)(uint64_t)field[LHC_CHECKSUM]) return LHC_ERR_CHECKSUM;
-    if (!counts_are_possible(y, field, ranks)) return LHC_ERR_COUNT;
+    if ((checksum ^ (uint32_t)(uint64_t)field[LHC_CHECKSUM]) & lhc_short_hash_mask(y->hash_bits)) return LHC_ERR_CHECKSUM;
+    if (!counts_are_possible(y, field, ranks) || !digits_are_possible(y, field, ranks)) return LHC_ERR_COUNT;
 
     header->participants = scale->participants;
     header->scale_kind = scale->kind;

@@ -84,6 +84,7 @@ typedef struct {
     uint32_t segment_bits;
     uint32_t key_bits;
     uint32_t cell_bits;
+    uint32_t hash_bits;
     uint32_t value_bits;
     uint32_t index_lanes;
     uint32_t count_bits;

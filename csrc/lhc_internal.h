@@ -6,7 +6,7 @@
 
 #define LHC_FORMAT_VERSION 1u
 #define LHC_MAX_WORLD_SIZE 4096u
-#define LHC_HEADER_FIELDS 14u
+#define LHC_HEADER_FIELDS 15u
 #define LHC_MAGNITUDE_CLASSES 70u
 #define LHC_MIN_EXPONENT (-148)
 #define LHC_MAX_EXPONENT 128
@@ -19,6 +19,7 @@ enum {
     LHC_PILOT_CONSTANT,
     LHC_PILOT_SQUARE,
     LHC_PILOT_NEGATIVE,
+    LHC_PILOT_FIRST,
     LHC_FINGERPRINT,
     LHC_NONZERO_ELEMENTS,
     LHC_NONZERO_KEYS,
@@ -55,6 +56,11 @@ static inline uint64_t lhc_mix(uint64_t h) {
     h ^= h >> 33;
     h *= 0xC4CEB9FE1A85EC53u;
     return h ^ (h >> 33);
+}
+
+/* Fingerprint and checksum have up to 32 of the bits that a hash may have. */
+static inline uint32_t lhc_short_hash_mask(uint32_t hash_bits) {
+    return hash_bits < 32 ? ((uint32_t)1 << hash_bits) - 1 : UINT32_MAX;
 }
 
 /* Where a key lies: docs/wire-format.md, section 3. */

@@ -1,8 +1,8 @@
 /* From a plan to its layout: docs/wire-format.md, section 1. */
 #include "lhc_internal.h"
 
-static uint32_t digits_per_cell(uint32_t world_size, uint32_t cell_bits) {
-    const uint64_t limit = (uint64_t)1 << cell_bits, base = (uint64_t)world_size + 1;
+static uint32_t digits_per_cell(uint32_t world_size, uint32_t bits) {
+    const uint64_t limit = (uint64_t)1 << bits, base = (uint64_t)world_size + 1;
     uint64_t power = 1;
     uint32_t digits = 0;
     while (power <= limit / base) {
@@ -18,7 +18,7 @@ static uint64_t inverse_of_odd(uint64_t a) {
     return x;
 }
 
-static uint32_t fingerprint_of(const lhc_plan *p) {
+static uint32_t fingerprint_of(const lhc_plan *p, uint32_t hash_bits) {
     const uint64_t fields[] = {p->numel,       p->world_size,
                                p->capacity,    p->index,
                                p->block,       p->value_lanes,
@@ -26,7 +26,7 @@ static uint32_t fingerprint_of(const lhc_plan *p) {
                                p->seed,        p->probe_block};
     uint64_t h = lhc_mix(LHC_FORMAT_VERSION);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) h = lhc_mix(h ^ fields[i]);
-    return (uint32_t)h;
+    return (uint32_t)(h & lhc_short_hash_mask(hash_bits));
 }
 
 static lhc_status check_plan(const lhc_plan *p) {
@@ -105,12 +105,13 @@ lhc_status lhc_plan_layout(const lhc_plan *plan, lhc_layout *y) {
     const lhc_layout empty = {.plan = *plan};
     *y = empty;
     const uint64_t n = plan->world_size;
-    const uint32_t wide = 56 - lhc_bit_length(n + 2);
-    y->cell_bits = wide < 49 ? wide : 49;
+    const uint32_t full_bits = 51 - lhc_bit_length(3 * n / 2 + 5); /* a sum below 2^this survives any scaling of a wire */
+    y->cell_bits = full_bits + 5 < 49 ? full_bits + 5 : 49;
+    y->hash_bits = full_bits - lhc_bit_length(n - 1);
     if (plan->numel > ((uint64_t)1 << y->cell_bits) / n) return LHC_ERR_COUNT_RANGE;
     y->value_bits = y->cell_bits - lhc_bit_length(n - 1) - LHC_KEYS_PER_CELL_BITS;
     y->pilot_unit = (uint64_t)6 << (y->cell_bits - lhc_bit_length(n * (n + 1) * (2 * n + 1)));
-    y->digits_per_cell = digits_per_cell(plan->world_size, y->cell_bits);
+    y->digits_per_cell = digits_per_cell(plan->world_size, full_bits);
     const int32_t unit = plan->exponent - (int32_t)(plan->value_lanes * y->value_bits);
     y->unit_exponent = unit > LHC_MIN_UNIT_EXPONENT ? unit : LHC_MIN_UNIT_EXPONENT;
 
@@ -119,7 +120,7 @@ lhc_status lhc_plan_layout(const lhc_plan *plan, lhc_layout *y) {
     y->header_size = LHC_HEADER_FIELDS + (LHC_MAGNITUDE_CLASSES + y->digits_per_cell - 1) / y->digits_per_cell;
     if (plan->index == LHC_INDEX_BITMAP)
         y->bitmap_size = (y->key_count + y->digits_per_cell - 1) / y->digits_per_cell;
-    y->fingerprint = fingerprint_of(plan);
+    y->fingerprint = fingerprint_of(plan, y->hash_bits);
     size_table(y);
     status = size_index(y);
     if (status) return status;

@@ -5,7 +5,6 @@
 #include "lhc_internal.h"
 
 #define LIMBS 8           /* 256 bits: 53 + 45 of a two-lane value, 53 of a factor, and the room to shift */
-#define EXACT_INTEGER ((int64_t)1 << 53)
 #define EXACT_QUOTIENT 0x1p50 /* below this, value / N in binary64 can't reach a tie of a shorter format by rounding */
 
 typedef struct {
@@ -14,6 +13,16 @@ typedef struct {
 
 static const format_traits formats[] = {
     [LHC_FLOAT32] = {24, -126, 127}, [LHC_FLOAT16] = {11, -14, 15}, [LHC_BFLOAT16] = {8, -126, 127}};
+
+/* Rounds to float32, ties to even. Subnormal results are made of bits: a thread may be set to flush them to zero. */
+static float to_float32(double value) {
+    if (fabs(value) >= 0x1p-126) return (float)value;
+    uint32_t bits = (uint32_t)((fabs(value) * 0x1p149 + 0x1p52) - 0x1p52);
+    if (bits && value < 0) bits |= 0x80000000u; /* zeros have no sign */
+    float rounded;
+    memcpy(&rounded, &bits, sizeof rounded);
+    return rounded;
+}
 
 /* A nonnegative integer, least significant limb first. */
 typedef struct {
@@ -63,17 +72,17 @@ static uint32_t wide_bit(const wide *a, int bit) {
 }
 
 /* Rounds a * 2^exponent (plus a little more if sticky) to the format; ties to even, beyond the range infinite. */
-static float wide_round(const wide *a, int exponent, int sticky, const format_traits *format) {
+static double wide_round(const wide *a, int exponent, int sticky, const format_traits *format) {
     const int length = wide_bit_length(a), binade = length - 1 + exponent;
     const int lowest = (binade > format->least ? binade : format->least) - format->precision + 1; /* exponent of the last bit kept */
     const int cut = lowest - exponent; /* bits of a that are cut off; negative: none */
     uint64_t kept = 0;
     for (int bit = length - 1; bit >= cut && bit >= 0; bit--) kept = (kept << 1) | wide_bit(a, bit);
-    if (cut <= 0) return (float)ldexp((double)kept, exponent); /* sticky only comes with long numbers */
+    if (cut <= 0) return ldexp((double)kept, exponent); /* sticky only comes with long numbers */
     for (int bit = 0; bit < cut - 1 && !sticky; bit++) sticky = (int)wide_bit(a, bit);
     if (wide_bit(a, cut - 1) && (sticky || (kept & 1))) kept++;
     const double rounded = ldexp((double)kept, lowest);
-    return rounded >= ldexp(1, format->largest + 1) ? INFINITY : (float)rounded;
+    return rounded >= ldexp(1, format->largest + 1) ? INFINITY : rounded;
 }
 
 /* a + b, or of its two neighbours in binary64 the one with an odd last bit: that one rounds to a shorter format as a + b. */
@@ -88,16 +97,14 @@ static double add_to_odd(double a, double b) {
     return odd;
 }
 
-static int is_exact_integer(int64_t n) { return n > -EXACT_INTEGER && n < EXACT_INTEGER; }
-
 /* value is exact, or a quotient that is as good as exact (see EXACT_QUOTIENT). */
-static float round_double(double value, const format_traits *format) {
+static double round_double(double value, const format_traits *format) {
     int exponent;
     (void)frexp(value, &exponent);
     const int lowest = (exponent - 1 > format->least ? exponent - 1 : format->least) - format->precision + 1;
     const double rounded = ldexp((ldexp(value, -lowest) + 0x1.8p52) - 0x1.8p52, lowest);
     if (fabs(rounded) >= ldexp(1, format->largest + 1)) return value < 0 ? -INFINITY : INFINITY;
-    return (float)rounded;
+    return rounded;
 }
 
 static float round_wide_value(const lhc_rounding *r, int64_t high, int64_t low) {
@@ -132,8 +139,8 @@ static float round_wide_value(const lhc_rounding *r, int64_t high, int64_t low) 
         exponent += scale_exponent - 53;
     }
     if (!wide_bit_length(&magnitude)) return 0;
-    const float rounded = wide_round(&magnitude, exponent, sticky, &formats[r->format]);
-    return negative ? (rounded == 0 ? 0 : -rounded) : rounded;
+    const double rounded = wide_round(&magnitude, exponent, sticky, &formats[r->format]);
+    return to_float32(negative ? -rounded : rounded);
 }
 
 lhc_rounding lhc_rounding_of(const lhc_layout *y, const lhc_scale *scale, uint32_t format) {
@@ -147,11 +154,10 @@ float lhc_round_once(const lhc_rounding *r, int64_t high, int64_t low) {
     double value = high_part + (double)low; /* exact when below 2^50 */
     if (r->scale.kind == LHC_SCALE_OTHER) return round_wide_value(r, high, low);
     if (!(fabs(value) < EXACT_QUOTIENT)) {
-        if ((n & (n - 1)) || !is_exact_integer(high) || !is_exact_integer(low)) return round_wide_value(r, high, low);
+        if (n & (n - 1)) return round_wide_value(r, high, low);
         value = add_to_odd(high_part, (double)low);
     }
     if (value == 0) return 0;
     value = value / (double)n * r->unit;
-    const float rounded = r->format == LHC_FLOAT32 ? (float)value : round_double(value, &formats[r->format]);
-    return rounded == 0 ? 0 : rounded; /* zeros have no sign */
+    return to_float32(r->format == LHC_FLOAT32 ? value : round_double(value, &formats[r->format]));
 }

@@ -54,6 +54,9 @@ lhc_status lhc_table_take_values(const lhc_table *table, uint64_t key, const uin
     int64_t *source = table->cells + from * y->cell_stride + y->index_lanes;
     const int64_t *high = y->plan.value_lanes == 2 ? source : NULL, *low = source + (lanes - block);
 
+    const int64_t bound = (int64_t)y->plan.world_size << y->value_bits;
+    for (uint64_t j = 0; j < lanes; j++)
+        if (source[j] > bound || source[j] < -bound) return LHC_ERR_COUNT;
     for (uint64_t j = 0; j < size; j++) out[begin + j] = lhc_round_once(rounding, high ? high[j] : 0, low[j]);
     for (uint64_t j = size; j < block; j++)
         if (low[j] || (high && high[j])) return LHC_ERR_COUNT;

@@ -119,12 +119,12 @@ class Codec:
             raise ConfigError(f"rank {rank} is not in 0 .. {self.plan.world_size - 1}, the plan's world_size")
         if out is None:
             out = np.empty(self.plan.wire_size, np.float64)
-        elif out.dtype != np.float64 or out.shape != (self.plan.wire_size,) or not out.flags.c_contiguous:
+        elif out.dtype != np.float64 or out.shape != (self.plan.wire_size,) or not out.flags.carray:
             raise ConfigError(
-                f"out must be a contiguous float64 array of shape ({self.plan.wire_size},), "
+                f"out must be a contiguous, aligned, writeable float64 array of shape ({self.plan.wire_size},), "
                 f"got {out.dtype} of shape {out.shape}"
             )
-        _kernel.encode(self._layout, np.ascontiguousarray(x), -1 if rank is None else rank, out)
+        _kernel.encode(self._layout, np.require(x, requirements=["C", "A"]), -1 if rank is None else rank, out)
         return out
 
     def decode(self, wire: NDArray[np.float64], *, dtype: str = "float32") -> NDArray[np.float32]:
@@ -170,4 +170,4 @@ class Codec:
                 f"a wire of this plan is a float64 array of shape ({self.plan.wire_size},), "
                 f"got {wire.dtype} of shape {wire.shape}"
             )
-        return np.ascontiguousarray(wire)
+        return np.require(wire, requirements=["C", "A"])

@@ -105,6 +105,8 @@ def _peel(plan: PlanLike, g: Geometry, numbers: Sequence[int], header: Reference
         digits = digits_of(plan, g, numbers[: g.bitmap_cells], g.keys, header.participants)
         if digits is None:
             refuse("count", "the bitmap has digits that can't be", header)
+        if sum(digits) != header.nonzero_keys:
+            refuse("count", f"the bitmap counts {sum(digits)} keys, the header {header.nonzero_keys}", header)
         peeled = list(_peel_bitmap(g, table, digits))
         # A core that can't be peeled may hold nonzero values and yet sum to zero in every cell.
         complete = len(peeled) == sum(digit != 0 for digit in digits)
@@ -113,6 +115,8 @@ def _peel(plan: PlanLike, g: Geometry, numbers: Sequence[int], header: Reference
         complete = True  # whatever was not peeled left its index in the table
     if not complete or any(number != 0 for cell in table for number in cell):
         refuse("unpeeled", f"only {len(peeled)} keys could be peeled; raise capacity={plan.capacity}", header)
+    if any(abs(value) > plan.world_size * 2**g.value_bits for _, _, lanes in peeled for value in lanes):
+        refuse("count", "a key has a value that no sum of ranks can have", header)
     total = sum(count for _, count, _ in peeled)
     if total != header.nonzero_keys:
         refuse("count", f"the keys were inserted {total} times, the header says {header.nonzero_keys}", header)
@@ -150,8 +154,9 @@ def decode(plan: PlanLike, wire: NDArray[np.float64], dtype: str = "float32") ->
     header = read_header(plan, wire)
     g = geometry(plan)
     _check_flags(plan, header)
-    tail = wire[g.header_size :].tolist()
-    numbers = [unscaled_integer(z, header.factor, g.header_size + p, header) if z != 0 else 0 for p, z in enumerate(tail)]
+    scale, factor = header.scale, header.factor
+    positions = range(g.header_size, g.wire_size)
+    numbers = [unscaled_integer(float(wire[p]), scale, factor, p, header) if wire[p] else 0 for p in positions]
     x = np.zeros(plan.numel, np.float32)
     unit = Fraction(2) ** g.unit_exponent * header.factor
     for key, lanes in _peel(plan, g, numbers, header).items():

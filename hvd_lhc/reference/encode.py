@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_lhc.errors import ConfigError
-from hvd_lhc.reference.layout import CHECKSUM, HEADER_FIELDS, Geometry, PlanLike, geometry
-from hvd_lhc.reference.mixing import GOLDEN, WORD32, mix
+from hvd_lhc.reference.layout import CHECKSUM, HEADER_FIELDS, PILOTS, Geometry, PlanLike, geometry
+from hvd_lhc.reference.mixing import GOLDEN, mix
 from hvd_lhc.reference.placement import cells_of_key
 from hvd_lhc.reference.rounding import smallest_exponent
 
@@ -41,21 +41,21 @@ def _lanes(g: Geometry, plan: PlanLike, values: Sequence[int]) -> list[int]:
     return high + [v - h * unit for v, h in zip(values, high)]
 
 
-def checksum(header: Sequence[int]) -> int:
-    """Position 13 of a header, from the other positions."""
-    return sum((2 * p + 1) * value for p, value in enumerate(header) if p != CHECKSUM) % WORD32
+def checksum(g: Geometry, header: Sequence[int]) -> int:
+    """What position 14 of a header must be, modulo a power of two, from the positions that are neither pilots nor itself."""
+    total = sum((2 * p + 1) * value for p, value in enumerate(header) if p >= PILOTS and p != CHECKSUM)
+    return int(total % 2**g.checksum_bits)
 
 
 def _pilots(plan: PlanLike, g: Geometry, rank: int | None) -> list[int]:
     n, unit = plan.world_size, g.pilot_unit
     if rank is None:
-        return [unit, (n + 1) * (2 * n + 1) * unit // 6, -(n + 1) * unit // 2]
-    return [unit, (rank + 1) ** 2 * unit, -(rank + 1) * unit]
+        return [unit, (n + 1) * (2 * n + 1) * unit // 6, -(n + 1) * unit // 2, unit]
+    return [unit, (rank + 1) ** 2 * unit, -(rank + 1) * unit, n * unit if rank == 0 else 0]
 
 
-def _content(plan: PlanLike, g: Geometry, element_hashes: int, rank: int | None) -> int:
-    numbered = element_hashes + (0 if rank is None else rank + 1) * GOLDEN
-    return mix(numbered) >> (64 - (g.cell_bits - (plan.world_size - 1).bit_length()))
+def _content(g: Geometry, element_hashes: int, rank: int | None) -> int:
+    return mix(element_hashes + (0 if rank is None else rank + 1) * GOLDEN) >> (64 - g.hash_bits)
 
 
 def _scan(plan: PlanLike, g: Geometry, x: NDArray[np.float32]) -> tuple[dict[int, int], dict[str, int], int | None]:
@@ -107,8 +107,8 @@ def encode(plan: PlanLike, x: NDArray[np.float32], rank: int | None = None) -> N
     values, counts, exponent = _scan(plan, g, np.ascontiguousarray(x))
     present = sorted({i // plan.block for i in values})
     wire = [0] * g.wire_size
-    wire[0:3] = _pilots(plan, g, rank)
-    wire[3:13] = [
+    wire[:PILOTS] = _pilots(plan, g, rank)
+    wire[PILOTS:CHECKSUM] = [
         g.fingerprint,
         len(values),
         len(present),
@@ -118,12 +118,12 @@ def encode(plan: PlanLike, x: NDArray[np.float32], rank: int | None = None) -> N
         counts["inexact_single"],
         int(len(present) > plan.capacity),
         len({i // plan.probe_block for i in values}),
-        _content(plan, g, counts["content"], rank),
+        _content(g, counts["content"], rank),
     ]
     if exponent is not None:
         j = (exponent + 148) // 4
         wire[HEADER_FIELDS + j // g.digits_per_cell] += (plan.world_size + 1) ** (j % g.digits_per_cell)
-    wire[CHECKSUM] = checksum(wire[: g.header_size])
+    wire[CHECKSUM] = checksum(g, wire[: g.header_size])
     if plan.index != "none":
         for key in present[: plan.capacity]:
             _insert(plan, g, wire, key, [values.get(key * plan.block + j, 0) for j in range(plan.block)])

@@ -11,8 +11,7 @@ import numpy as np
 
 from hvd_lhc.errors import DecodeError, WireError
 from hvd_lhc.reference.encode import checksum
-from hvd_lhc.reference.layout import CHECKSUM, HEADER_FIELDS, MAGNITUDE_CLASSES, Geometry, PlanLike, geometry
-from hvd_lhc.reference.mixing import WORD32
+from hvd_lhc.reference.layout import CHECKSUM, HEADER_FIELDS, MAGNITUDE_CLASSES, PILOTS, Geometry, PlanLike, geometry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,13 +51,14 @@ def _close(a: Fraction, b: Fraction) -> bool:
     return abs(a - b) <= EPSILON * abs(b)
 
 
-def _some_ranks(n: int, p0: Fraction, p1: Fraction, p2: Fraction) -> int | None:
+def _some_ranks(n: int, p0: Fraction, p1: Fraction, p2: Fraction, p3: Fraction) -> int | None:
     """How many distinct ranks these pilots (already multiplied by phi) describe, or None (step 3)."""
     m, a, q = round(p0), round(-p2), round(p1)
     plausible = (
-        _close(Fraction(m), p0)
-        and _close(Fraction(a), -p2)
-        and _close(Fraction(q), p1)
+        _close(p0, Fraction(m))
+        and _close(-p2, Fraction(a))
+        and _close(p1, Fraction(q))
+        and (_close(p3, Fraction(n)) or abs(p3) <= EPSILON * n)
         and 1 <= m < n
         and m * (m + 1) <= 2 * a <= 2 * m * n - m * (m - 1)
         and (m * q - a * a == 0 if m == 1 else 12 * (m * q - a * a) >= m**2 * (m**2 - 1))
@@ -71,18 +71,19 @@ def _some_ranks(n: int, p0: Fraction, p1: Fraction, p2: Fraction) -> int | None:
 def _read_scale(plan: PlanLike, g: Geometry, wire: NDArray[np.float64]) -> tuple[int, str, Fraction]:
     """Participants, scale and factor."""
     n = plan.world_size
-    p0, p1, p2 = (Fraction(float(wire[p])) / g.pilot_unit for p in range(3))
+    p0, p1, p2, p3 = (Fraction(float(wire[p])) / g.pilot_unit for p in range(PILOTS))
     # two binary64 divisions, as the document writes it
     factor = Fraction(float(wire[0]) / float(g.pilot_unit) / float(n))
     if p0 > 0 and factor > 0:
-        if _close(p1, p0 * (n + 1) * (2 * n + 1) / 6) and _close(-p2, p0 * (n + 1) / 2):
+        square, negative = p0 * (n + 1) * (2 * n + 1) / 6, p0 * (n + 1) / 2
+        if _close(p1, square) and _close(-p2, negative) and _close(p3, p0):
             if _close(p0 / n, Fraction(1)):
                 return n, "sum", Fraction(1)
             if _close(p0, Fraction(1)):
                 return n, "average", Fraction(1, n)
             return n, "other", factor
         for phi, scale, factor in ((1, "sum", Fraction(1)), (n, "average", Fraction(1, n))):
-            participants = _some_ranks(n, phi * p0, phi * p1, phi * p2)
+            participants = _some_ranks(n, phi * p0, phi * p1, phi * p2, phi * p3)
             if participants is not None:
                 return participants, scale, factor
     return refuse(
@@ -91,13 +92,19 @@ def _read_scale(plan: PlanLike, g: Geometry, wire: NDArray[np.float64]) -> tuple
     )
 
 
-def unscaled_integer(z: float, factor: Fraction, where: int, header: ReferenceHeader | None = None) -> int:
+def unscaled_integer(
+    z: float, scale: str, factor: Fraction, where: int, header: ReferenceHeader | None = None
+) -> int:
     """The integer that number ``where`` of the wire stands for (end of section 6)."""
-    if not math.isfinite(z):
+    unscaled = z  # one operation in binary64, as the document writes it
+    if scale == "average":
+        unscaled = z * float(factor.denominator)
+    elif scale == "other":
+        unscaled = z / float(factor)
+    if not math.isfinite(unscaled):
         refuse("not_finite", f"number {where} of the wire is {z}", header)
-    exact = Fraction(z) / factor
-    nearest = round(exact)
-    if abs(exact - nearest) > Fraction(1, 4) or abs(nearest) >= 2**53:
+    nearest = round(Fraction(unscaled))
+    if abs(Fraction(unscaled) - nearest) > Fraction(1, 4) or abs(unscaled) >= 2**53:
         refuse("not_integer", f"number {where} of the wire, {z} / {factor}, is not an integer below 2^53", header)
     return nearest
 
@@ -114,6 +121,18 @@ def digits_of(plan: PlanLike, g: Geometry, cells: Sequence[int], count: int, par
     if max(digits) > participants or any(digits[count:]):
         return None
     return digits[:count]
+
+
+def _counts_are_possible(plan: PlanLike, g: Geometry, fields: Sequence[int], participants: int) -> bool:
+    """Section 7, step 2: no count is negative, or larger than so many ranks can make it."""
+    elements, keys, over_capacity, probe_blocks = (fields[p] for p in (5, 6, 11, 12))
+    return (
+        min(fields[5:]) >= 0
+        and elements <= plan.numel * participants
+        and keys <= g.keys * participants
+        and over_capacity <= participants
+        and probe_blocks <= elements
+    )
 
 
 def read_header(plan: PlanLike, wire: NDArray[np.float64]) -> ReferenceHeader:
@@ -136,28 +155,28 @@ def read_header(plan: PlanLike, wire: NDArray[np.float64]) -> ReferenceHeader:
         if not math.isfinite(z):
             refuse("not_finite", f"number {p} of the wire is {z}")
     participants, scale, factor = _read_scale(plan, g, wire)
-    fields = [participants * g.pilot_unit, *(round(Fraction(z) / factor) for z in numbers[1:3])]
-    fields += [unscaled_integer(z, factor, p) for p, z in enumerate(numbers) if p >= 3]
-    if fields[3] != participants * g.fingerprint:
+    fields = [0] * PILOTS  # they have been looked at
+    fields += [unscaled_integer(z, scale, factor, p) for p, z in enumerate(numbers) if p >= PILOTS]
+    if fields[PILOTS] != participants * g.fingerprint:
         raise WireError("the wire was encoded under another plan (its fingerprint is another); share one plan")
-    if (checksum(fields) - fields[CHECKSUM]) % WORD32 != 0:
+    if (checksum(g, fields) - fields[CHECKSUM]) % 2**g.checksum_bits != 0:
         refuse("checksum", "the header's checksum is wrong")
     classes = digits_of(plan, g, fields[HEADER_FIELDS:], MAGNITUDE_CLASSES, participants)
-    if classes is None:
-        refuse("count", "the header's magnitude digits are none")
+    if classes is None or not _counts_are_possible(plan, g, fields, participants):
+        refuse("count", "the header has counts that no sum of ranks can have")
     highest = max((j for j, ranks in enumerate(classes) if ranks), default=None)
     return ReferenceHeader(
         participants=participants,
         scale=scale,
         factor=factor,
-        nonzero_elements=fields[4],
-        nonzero_keys=fields[5],
-        nonfinite=fields[6],
-        overflow=fields[7],
-        inexact=fields[8],
-        inexact_single=fields[9],
-        over_capacity=fields[10],
-        nonzero_probe_blocks=fields[11],
-        content=fields[12],
+        nonzero_elements=fields[5],
+        nonzero_keys=fields[6],
+        nonfinite=fields[7],
+        overflow=fields[8],
+        inexact=fields[9],
+        inexact_single=fields[10],
+        over_capacity=fields[11],
+        nonzero_probe_blocks=fields[12],
+        content=fields[13],
         magnitude_exponent=None if highest is None else min(4 * highest - 145, 128),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_lhc.errors import ConfigError
-from hvd_lhc.reference.mixing import WORD32, mix
+from hvd_lhc.reference.mixing import mix
 
 __all__ = ["Geometry", "PlanLike", "geometry", "wire_size"]
 
@@ -28,8 +28,9 @@ TABLE_ROWS = (
     (2**31 - 1, 13, 72),
 )
 MAGNITUDE_CLASSES = 70
-HEADER_FIELDS = 14
-CHECKSUM = 13
+HEADER_FIELDS = 15
+PILOTS = 4
+CHECKSUM = 14
 
 
 class PlanLike(Protocol):
@@ -82,14 +83,17 @@ class Geometry:
 
     keys: int  # K
     count_bits: int  # c
+    full_bits: int  # H
     cell_bits: int  # T
+    hash_bits: int  # s
+    checksum_bits: int  # min(32, s)
     value_bits: int  # b
     unit_exponent: int  # u
     single_unit_exponent: int  # max(E - b, -149)
     pilot_unit: int  # P
     digits_per_cell: int  # d
-    magnitude_cells: int  # M = ceil(70 / d)
-    header_size: int  # 14 + M
+    magnitude_cells: int  # Y = ceil(70 / d)
+    header_size: int  # 15 + Y
     bitmap_cells: int  # W, 0 unless bitmap
     key_bits: int  # kappa
     segment_bits: int  # l
@@ -160,7 +164,7 @@ def _fingerprint(plan: PlanLike) -> int:
         plan.probe_block,
     ):
         h = mix(h ^ field)
-    return h % WORD32
+    return h
 
 
 def geometry(plan: PlanLike) -> Geometry:
@@ -172,9 +176,11 @@ def geometry(plan: PlanLike) -> Geometry:
     _check_ranges(plan)
     n = plan.world_size
     c = (n - 1).bit_length()
-    t = min(49, 56 - (n + 2).bit_length())
+    full = 51 - (3 * n // 2 + 5).bit_length()
+    t = min(49, full + 5)
     b = t - c - 4
-    d = next(i for i in range(t, 0, -1) if (n + 1) ** i <= 2**t)
+    d = next(i for i in range(full, 0, -1) if (n + 1) ** i <= 2**full)
+    checksum_bits = min(32, full - c)
     if plan.numel * n > 2**t:
         raise ConfigError(f"numel={plan.numel} times world_size={n} is above 2^{t}; lower numel (split the gradient)")
 
@@ -196,7 +202,10 @@ def geometry(plan: PlanLike) -> Geometry:
     return Geometry(
         keys=keys,
         count_bits=c,
+        full_bits=full,
         cell_bits=t,
+        hash_bits=full - c,
+        checksum_bits=checksum_bits,
         value_bits=b,
         unit_exponent=max(plan.exponent - plan.value_lanes * b, -149),
         single_unit_exponent=max(plan.exponent - b, -149),
@@ -217,7 +226,7 @@ def geometry(plan: PlanLike) -> Geometry:
         cell_size=cell_size,
         table_start=table_start,
         wire_size=table_start + cells * cell_size,
-        fingerprint=_fingerprint(plan),
+        fingerprint=_fingerprint(plan) % 2**checksum_bits,
         odds=(mix(s + 1) | 1, mix(s + 2) | 1, mix(s + 3) | 1),
         salt=mix(s + 4),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["GOLDEN", "WORD32", "WORD64", "mix"]
+__all__ = ["GOLDEN", "WORD64", "mix"]
 
 GOLDEN = 0x9E3779B97F4A7C15
-WORD32 = 2**32
 WORD64 = 2**64
 
 
