@@ -41,7 +41,7 @@ test-unit: $(PACKAGE) ## tests that need no Horovod
 	$(PY) -m pytest tests/unit $(PYTEST_ARGS)
 
 test-c: $(MACHINE) ## the kernel under address and undefined-behaviour sanitizers
-	@if [ -f tests/c/run.sh ]; then sh tests/c/run.sh; else echo "no tests/c/run.sh: nothing to run"; fi
+	PYTHON="$(PYTHON)" sh tests/c/run.sh
 
 test-parallel: setup ## tests under horovodrun, with two ranks and more
 	$(PY) -m pytest tests/parallel $(PYTEST_ARGS)
