@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,10 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compressor
+from tensorflow.python.ops import control_flow_util
 
 from hvd_lhc.compressor import Engine, Outcome, Statistics, Ticket
+from hvd_lhc.errors import UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
@@ -29,6 +32,10 @@ __all__ = ["LHC"]
 _DENSE_DTYPES = {tf.float32: tf.float32, tf.float16: tf.float16, tf.bfloat16: tf.float32}
 #: What ``_Site.decode`` tells the graph to do.
 _DECODED, _DENSE_SUM, _DENSE_AVERAGE, _DENSE_OTHER = range(4)
+#: How far Horovod's function may be up the stack, with AutoGraph in between.
+_FRAMES_TO_LOOK_AT = 24
+#: The number of a tensor without elements, which has no ticket.
+_EMPTY = -1
 
 
 class LHC(Compressor):  # type: ignore[misc]
@@ -79,9 +86,15 @@ class LHC(Compressor):  # type: ignore[misc]
         numel = tensor.shape.num_elements()
         if tensor.dtype not in _DENSE_DTYPES or self._ranks().size() < 2:
             return tensor, None
-        if numel is not None and numel < self._settings.min_numel and tensor.dtype != tf.bfloat16:
+        if numel is not None and numel < self._settings.min_numel and tensor.dtype != tf.bfloat16 and not _is_in_a_group():
             return tensor, None
         eager = tf.executing_eagerly()
+        if not eager and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise UnsupportedError(
+                f"a gradient of shape {tensor.shape} is to be compressed within a function of jit_compile=True, which XLA can't "
+                "compile. Take jit_compile=True off the function that reduces gradients (with Keras: "
+                "model.compile(jit_compile=False)), or use compression=Compression.none."
+            )
         site = _Site(self._engine, self._ranks(), tensor.dtype, "eager" if eager else next(self._call_sites))
         flat = tf.reshape(tf.cast(tensor, tf.float32), [-1])
         if eager:
@@ -97,6 +110,8 @@ class LHC(Compressor):  # type: ignore[misc]
             return tensor
         site, number, gradient = ctx
         if tf.executing_eagerly():
+            if number == _EMPTY:
+                return gradient
             outcome = site.finish(tensor.numpy(), number)
             if outcome.decoded is None:
                 return site.reduce_dense(_action_of(outcome), gradient, outcome.header.factor, outcome.dense_name)
@@ -107,8 +122,10 @@ class LHC(Compressor):  # type: ignore[misc]
         action.set_shape([])
         factor.set_shape([])
 
+        name, ignore_name_scope = _name_of_reduction(tensor)
+
         def dense(kind: int) -> Callable[[], Any]:
-            return lambda: site.reduce_dense(kind, gradient, factor, f"hvd_lhc.dense.{site.label}.{kind}")
+            return lambda: site.reduce_dense(kind, gradient, factor, f"hvd_lhc.dense.{name}.{kind}", ignore_name_scope)
 
         def decoded() -> Any:
             return tf.cast(tf.reshape(values, tf.shape(gradient)), gradient.dtype)
@@ -156,6 +173,8 @@ class _Site:
 
     def encode(self, x: Any, shape: Any) -> tuple[Any, Any]:
         """Flat float32 gradient and its shape -> wire, number of its ticket."""
+        if not x.size:
+            return np.zeros(1), np.int64(_EMPTY)
         shape = tuple(int(n) for n in shape)
         tensor = Tensor(
             numel=int(x.size),
@@ -175,15 +194,17 @@ class _Site:
 
     def decode(self, wire: Any, number: Any) -> tuple[Any, Any, Any]:
         """The same for a graph: values (empty if not decoded), what to do, the factor of the reduction."""
+        if number == _EMPTY:
+            return np.empty(0, np.float32), np.int32(_DECODED), np.float64(1)
         outcome = self.finish(wire, number)
         values = np.empty(0, np.float32) if outcome.decoded is None else outcome.decoded.values
         return values, np.int32(_action_of(outcome)), np.float64(outcome.header.factor)
 
-    def reduce_dense(self, action: int, gradient: Any, factor: Any, name: str) -> Any:
+    def reduce_dense(self, action: int, gradient: Any, factor: Any, name: str, ignore_name_scope: bool = True) -> Any:
         """Reduce the original gradient, with the scale that its wire came back with."""
         op = hvd.Average if action == _DENSE_AVERAGE else hvd.Sum
         dense = tf.cast(gradient, _DENSE_DTYPES[self._dtype])
-        total = hvd.allreduce(dense, op=op, name=name, process_set=self._ranks, ignore_name_scope=True)
+        total = hvd.allreduce(dense, op=op, name=name, process_set=self._ranks, ignore_name_scope=ignore_name_scope)
         if action == _DENSE_OTHER:
             total *= tf.cast(factor, total.dtype)
         return tf.cast(total, self._dtype)
@@ -193,6 +214,29 @@ def _action_of(outcome: Outcome) -> int:
     if outcome.decoded is not None:
         return _DECODED
     return {"sum": _DENSE_SUM, "average": _DENSE_AVERAGE, "other": _DENSE_OTHER}[outcome.header.scale]
+
+
+def _name_of_reduction(wire: Any) -> tuple[str, bool]:
+    """What a reduced wire is called in a graph, and whether Horovod leaves out the scopes around that.
+
+    Reductions have names that are equal on all ranks and differ from each other, either within their scopes or without them.
+    """
+    name = f"{wire.op.name.rsplit('/', 1)[-1]}.{wire.value_index}"
+    return name, "ignore_name_scope" in wire.op.node_def.attr and bool(wire.op.get_attr("ignore_name_scope"))
+
+
+def _is_in_a_group() -> bool:
+    """Is a tensor being compressed that Horovod reduces together with others? All of them must then have one type."""
+    frame = sys._getframe(1).f_back
+    for _ in range(_FRAMES_TO_LOOK_AT):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__") == hvd.__name__:
+            name = frame.f_code.co_name.removeprefix("tf__")  # so AutoGraph calls what it converted
+            if name in ("allreduce", "grouped_allreduce"):
+                return name == "grouped_allreduce"
+        frame = frame.f_back
+    return False
 
 
 def _call(function: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:

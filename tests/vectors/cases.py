@@ -183,10 +183,10 @@ CASES = [
         [(0, {1: 1.0}), (2047, {8: 1.5}), (4095, {1: -0.5, 59: 0.125})],
         total,
     ),
-    Case("header_only", "A probe: no table at all.", VectorPlan(100, index="none", probe_block=10), TWO, total),
+    Case("header_only", "A probe: no table.", VectorPlan(100, index="none", probe_block=10), TWO, total),
     Case("nonfinite", "NaN and infinity are declared.", VectorPlan(100), [(0, {1: float("nan")}), (1, {1: float("inf")})], total),
     Case("overflow", "16 is not below 2^4.", VectorPlan(100), [(0, {1: 16.0}), (1, {2: 1.0})], total),
-    Case("inexact", "One element is no multiple of the lane's unit.", VectorPlan(100), [(0, {1: 2.0**-41}), (1, {2: 8.0})], total),
+    Case("inexact", "One element is no multiple of the unit.", VectorPlan(100), [(0, {1: 2.0**-41}), (1, {2: 8.0})], total),
     Case("over_capacity", "Rank 1 has 17 keys.", VectorPlan(100), [(0, {}), (1, many(17))], total),
     Case(
         "unpeeled",

@@ -10,7 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from exact import assert_same_bits, draw_gradients
+from exact import Array, assert_same_bits, draw_gradients
 from harness import case
 from tensorflow_common import (
     MODES,
@@ -161,6 +161,21 @@ def reductions_that_are_no_sum() -> None:
 
 
 @case(2)
+def reducescatter_is_refused() -> None:
+    """hvd.reducescatter takes a compressor too, but leaves no rank the whole of a sketch: an error says so."""
+    for mode in MODES:
+        lhc = LHC()
+
+        def scatter(tensor: Any, lhc: LHC = lhc) -> Any:
+            return hvd.reducescatter(tensor, compression=lhc, op=hvd.Sum, name="scatter")
+
+        call = tf.function(scatter) if mode == "graph" else scatter
+        tensor = tf.constant(draw_gradients("scatter", NUMEL, 100, 1)[0])
+        message = str(raised(error_in(mode, UnsupportedError), call, tensor))
+        assert "compression=Compression.none" in message, message
+
+
+@case(2)
 def maximum_of_small_tensors() -> None:
     """A tensor that passes through is reduced by Max like without compression."""
     tensor = tf.range(10.0) * (hvd.rank() + 1.0)
@@ -208,3 +223,26 @@ def forgotten_process_set() -> None:
     for mode in MODES:
         reduce = reducer(LHC(), "forgotten", mode, op=hvd.Sum, process_set=PAIR)
         assert "process_set" in str(raised(error_in(mode, UnsupportedError), reduce, tensor))
+
+
+@case(3)
+def rank_that_has_joined() -> None:
+    """A rank that runs out of data joins; the others go on, with retries, and all go on together after that.
+
+    Horovod's join works once in a process under TensorFlow: the second returns at once. So this case has one mode.
+    """
+    lhc = LHC()
+    reduce = reducer(lhc, "joined", "graph", op=hvd.Sum)
+
+    def check(steps: list[list[Array]], ranks: int, what: str) -> None:
+        for number, gradients in enumerate(steps):
+            result = as_array(reduce(tf.constant(gradients[hvd.rank()])))
+            assert_same_bits(result, np.sum(gradients[:ranks], axis=0), f"{what}, step {number}")
+
+    check(integer_steps("before", NUMEL, [100] * 4), 3, "before")
+    if hvd.rank() < 2:
+        check(integer_steps("joined", NUMEL, [100, 4000, 4000]), 2, "joined")
+        assert lhc.statistics.refusals == {"over_capacity": 2}, lhc.statistics
+    hvd.join()
+    check(integer_steps("after", NUMEL, [100] * 4), 3, "after")
+    assert lhc.statistics.sketches == 3 + 4 + (hvd.rank() < 2), lhc.statistics
