@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 import tf_keras
 from harness import case
-from keras_common import PAIR, check_fit, count, fit, initial_weights
+from keras_common import PAIR, check_fit, fit, initial_weights
+from steps import count
 from tensorflow_common import raised
 
 from hvd_lhc import UnsupportedError

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 from exact import generator
-from tensorflow_common import PAIR, count, meet, same_everywhere, start
+from steps import count
+from tensorflow_common import PAIR, meet, same_everywhere, start
 
 __all__ = ["PAIR", "check_fit", "count", "fit", "initial_weights", "meet", "start"]
 

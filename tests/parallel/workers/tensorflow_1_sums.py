@@ -12,16 +12,8 @@ import numpy as np
 import tensorflow as tf
 from exact import SUPPORTS, VALUES, Array, assert_same_bits, draw_gradients, draw_rows, exact_sum, rounded
 from harness import case
-from tensorflow_common import (
-    MODES,
-    as_array,
-    check_steps,
-    count,
-    difference,
-    integer_steps,
-    plain,
-    reducer,
-)
+from steps import count, difference, integer_steps
+from tensorflow_common import MODES, as_array, check_steps, plain, reducer
 
 from hvd_lhc.tensorflow import LHC, Compression
 

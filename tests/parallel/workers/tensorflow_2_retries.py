@@ -12,18 +12,8 @@ import numpy as np
 import tensorflow as tf
 from exact import Array, assert_same_bits, draw_gradients
 from harness import case
-from tensorflow_common import (
-    MODES,
-    PAIR,
-    as_array,
-    check_steps,
-    error_in,
-    integer_steps,
-    plain,
-    raised,
-    reducer,
-    same_everywhere,
-)
+from steps import integer_steps
+from tensorflow_common import MODES, PAIR, as_array, check_steps, error_in, plain, raised, reducer, same_everywhere
 
 from hvd_lhc import DecodeError, UnsupportedError
 from hvd_lhc.tensorflow import LHC

@@ -18,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 from exact import assert_same_bits, exact_sum, generator
 from harness import case
-from tensorflow_common import MODES, PAIR, as_array, bits_of, count, raised, same_everywhere
+from steps import count
+from tensorflow_common import MODES, PAIR, as_array, bits_of, raised, same_everywhere
 
 from hvd_lhc import UnsupportedError
 from hvd_lhc.tensorflow import LHC

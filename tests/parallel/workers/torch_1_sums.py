@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from exact import VALUES, Array, assert_same_bits, draw_gradients, draw_rows, draw_values, exact_sum, generator, rounded
 from harness import case
-from torch_common import check_steps, count, difference, integer_steps, plain, reduce
+from steps import count, difference, integer_steps
+from torch_common import check_steps, plain, reduce
 
 from hvd_lhc.torch import LHC, Compression
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from exact import Array, assert_same_bits, draw_gradients
 from harness import case
-from torch_common import PAIR, check_steps, integer_steps, plain, reduce, same_everywhere
+from steps import integer_steps
+from torch_common import PAIR, check_steps, plain, reduce, same_everywhere
 
 from hvd_lhc import DecodeError, UnsupportedError
 from hvd_lhc.torch import LHC

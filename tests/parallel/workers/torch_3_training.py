@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from exact import Array, assert_same_bits, exact_sum, generator
 from harness import case
-from torch_common import count, same_everywhere, weights_of
+from steps import count
+from torch_common import same_everywhere, weights_of
 
 from hvd_lhc.torch import LHC
 

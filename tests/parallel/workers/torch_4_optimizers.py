@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from exact import assert_same_bits, draw_gradients, exact_sum
 from harness import case
+from steps import count, integer_steps
 from torch_3_training import (
     ROWS,
     STEPS,
@@ -26,7 +27,7 @@ from torch_3_training import (
     sgd,
     train,
 )
-from torch_common import PAIR, check_steps, count, integer_steps, plain, reduce, same_everywhere, weights_of
+from torch_common import PAIR, check_steps, plain, reduce, same_everywhere, weights_of
 
 from hvd_lhc.torch import LHC, Compression
 

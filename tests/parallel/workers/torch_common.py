@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
-from exact import Array, assert_same_bits, exact_sum
+from exact import Array
+from steps import check_result, count, difference
 
 from hvd_lhc.torch import LHC
 
@@ -71,7 +71,6 @@ def check_steps(
         dtype: the format that the tensor has.
     """
     ranks = hvd.global_process_set if ranks is None else ranks
-    factor = Fraction(1, ranks.size()) if op == hvd.Average else Fraction(1)
     happened = []
     for number, gradients in enumerate(steps):
         what = f"{name}, step {number}"
@@ -80,39 +79,9 @@ def check_steps(
         result = reduce(tensor, lhc, name, op=op, process_set=ranks)
         happened.append(difference(before, count(lhc)))
         assert result.dtype == np.float32 or dtype == "float16", what
-        if ranks.size() == 2 and dtype != "bfloat16" or happened[-1] != "sketch" and dtype == "float32":
-            assert_same_bits(result, plain(tensor, name, op=op, process_set=ranks), f"{what}, against plain Horovod")
-        if ranks.size() > 2 and happened[-1] == "sketch" or dtype == "bfloat16":
-            exact = exact_sum(gradients, factor, dtype).reshape(result.shape).astype(result.dtype)
-            assert_same_bits(result, exact, f"{what}, against the exact sum")
+        uncompressed = plain(tensor, name, op=op, process_set=ranks) if dtype != "bfloat16" else None
+        check_result(result, gradients, uncompressed, happened[-1], op == hvd.Average, dtype, what)
     return happened
-
-
-def count(lhc: LHC) -> dict[str, int]:
-    """How many tensors went which way so far; retries by reason."""
-    statistics = lhc.statistics
-    kinds = {"sketch": statistics.sketches, "probe": statistics.probes, "dense": statistics.dense}
-    assert sum(statistics.refusals.values()) == statistics.retries
-    return {**kinds, **statistics.refusals}
-
-
-def difference(before: dict[str, int], after: dict[str, int]) -> str:
-    """What happened to the one tensor between two counts: ``sketch``, ``probe``, ``dense`` or the reason of a retry."""
-    new = [kind for kind in after if after[kind] != before.get(kind, 0)]
-    assert len(new) == 1 and after[new[0]] == before.get(new[0], 0) + 1, f"from {before} to {after}"
-    return new[0]
-
-
-def integer_steps(key: object, numel: int, counts: list[int | list[int]], support: str = "random") -> list[list[Array]]:
-    """Gradients of integers for every step: a number of nonzeros for all ranks, or one for each."""
-    from exact import draw_gradients
-
-    steps = []
-    for number, nonzeros in enumerate(counts):
-        each = nonzeros if isinstance(nonzeros, list) else [nonzeros] * hvd.size()
-        drawn = {n: draw_gradients((key, number), numel, n, hvd.size(), support) for n in set(each)}
-        steps.append([drawn[n][rank] for rank, n in enumerate(each)])
-    return steps
 
 
 def same_everywhere(value: Any, name: str) -> None:
