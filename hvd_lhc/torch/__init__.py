@@ -22,5 +22,6 @@ class Compression:
 
     none = _HorovodCompression.none
     fp16 = _HorovodCompression.fp16
-    #: Lossless homomorphic compression with default settings: one instance, shared by all who use it.
+    #: Lossless homomorphic compression with default settings: one instance, shared by all who use it. Several
+    #: optimizers with parameters that some ranks leave unused need an ``LHC()`` each (docs/planner.md).
     lhc = LHC()
