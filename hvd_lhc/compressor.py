@@ -2,7 +2,8 @@
 
 The rule that keeps ranks in step: all wires of a step that belong to the same :class:`Site` use the same plan. Plans change
 only when a :class:`Phase` has no wire under way, by :func:`~hvd_lhc.planner.next_state`, from the facts of all wires since
-the last change. Facts come out of reduced wires, which are equal on all ranks.
+the last change. Facts come out of reduced wires, which are equal on all ranks. What belongs into one phase is for the
+adapter to say: wires that all begin before the first of them ends, on every rank.
 
 No framework and no Horovod in here: adapters hand in float32 arrays, send the wires and reduce dense where told so.
 """
@@ -152,28 +153,44 @@ class Site:
 class Phase:
     """Sites whose plans change together: between two steps, when none of their wires is under way.
 
+    An optimizer's tensors are a phase, and so is one place in a traced graph. Forgetting all that was learned is leaving
+    the phase for a new one; wires still under way then teach nobody.
+
     A rank that has joined (Horovod's ``join``) sees nothing of the others' wires until it comes back. So wires in which not
     all ranks took part teach nothing, and a step in which there is no other kind does not count as one. This needs a header
     in every step: where all sites go dense, the smallest of them sends one all the same.
     """
 
     def __init__(self) -> None:
-        self._sites: list[Site] = []
+        self._sites: dict[Hashable, Site] = {}
         self._sentinel: Site | None = None
         self._under_way: weakref.WeakSet[Ticket] = weakref.WeakSet()
         self._finished = 0
         self._all_ranks = True
 
-    def add(self, site: Site) -> None:
-        """One more site."""
-        self._sites.append(site)
+    @property
+    def is_under_way(self) -> bool:
+        """Is any of its wires?"""
+        return len(self._under_way) > 0
+
+    def abandon(self) -> None:
+        """Nobody waits for the wires that are under way."""
+        self._under_way.clear()
+
+    def site(self, key: Hashable, tensor: Tensor, world_size: int, settings: Settings) -> Site:
+        """Found or made. The world size is part of the key: an elastic job of another size starts afresh."""
+        site = self._sites.get((key, world_size))
+        if site is None:
+            site = Site(f"{key}.{world_size}", tensor, world_size, settings)
+            self._sites[key, world_size] = site
+        return site
 
     def turn(self) -> int:
         """Begin the next phase if this one has ended. Returns how many sites changed the shape of their wires."""
-        if len(self._under_way) or not self._finished:
+        if self.is_under_way or not self._finished:
             return 0
-        used = [site for site in self._sites if site.used]
-        changes = sum(site.advance(self._all_ranks) for site in self._sites)
+        used = [site for site in self._sites.values() if site.used]
+        changes = sum(site.advance(self._all_ranks) for site in self._sites.values())
         waiting = [site for site in used if site.waits_for_probe]
         self._sentinel = None
         if waiting and not any(site.sends_header for site in used):
@@ -197,6 +214,8 @@ class Phase:
 
     def finish(self, ticket: Ticket, facts: Facts, participants: int) -> None:
         """The ticket's wire came back and told ``facts``."""
+        if ticket not in self._under_way:  # abandoned
+            return
         self._under_way.discard(ticket)
         self._finished += 1
         if participants < ticket.plan.world_size:
@@ -206,10 +225,10 @@ class Phase:
 
 
 class Engine:
-    """The sites of one compressor, and its statistics. Frameworks call it from any thread."""
+    """What the phases of one compressor share: settings, statistics, codecs. Frameworks call it from any thread."""
 
     def __init__(self, settings: Settings, process_sets: Callable[[], Iterable[Sequence[int]]] = tuple) -> None:
-        """Start with no sites.
+        """Start with nothing counted.
 
         Args:
             settings: equal on all ranks.
@@ -218,29 +237,27 @@ class Engine:
         self.settings = settings
         self.statistics = Statistics()
         self._process_sets = process_sets
-        self._sites: dict[Hashable, tuple[Phase, Site]] = {}
-        self._phases: dict[Hashable, Phase] = {}
         self._codecs: dict[Plan, Codec] = {}
         self._lock = threading.RLock()
 
     def begin(
-        self, key: Hashable, tensor: Tensor, world_size: int, *, header_always: bool = False
+        self, phase: Phase, key: Hashable, tensor: Tensor, world_size: int, *, header_always: bool = False
     ) -> Ticket | None:
         """Start one tensor of a site.
 
         Args:
-            key: which site; the same on all ranks.
+            phase: what the tensor is reduced together with.
+            key: which site of the phase; the same on all ranks.
             tensor: its shape.
             world_size: ranks that reduce it.
-            header_always: give a ticket to a tensor that goes dense, too (where the adapter can't change what it sends). Such
-                a site is a phase of its own; all others share one.
+            header_always: give a ticket to a tensor that goes dense, too (where the adapter can't change what it sends).
 
         Returns:
             A ticket to encode under, or ``None``: reduce the tensor as it is.
         """
         with self._lock:
-            phase, site = self._site((key, world_size), tensor, world_size, header_always)
             self.statistics.wire_changes += phase.turn()
+            site = phase.site(key, tensor, world_size, self.settings)
             ticket = phase.begin(site, header_always)
             self.statistics.dense_bytes += tensor.dense_bytes
             if ticket is None:
@@ -249,15 +266,6 @@ class Engine:
             else:
                 self.statistics.wire_bytes += ticket.plan.wire_bytes
             return ticket
-
-    def _site(self, key: Hashable, tensor: Tensor, world_size: int, own_phase: bool) -> tuple[Phase, Site]:
-        """Found or made. The world size is part of the key: an elastic job of another size starts afresh."""
-        if key not in self._sites:
-            phase = self._phases.setdefault(key if own_phase else world_size, Phase())
-            site = Site(str(key), tensor, world_size, self.settings)
-            phase.add(site)
-            self._sites[key] = phase, site
-        return self._sites[key]
 
     def encode(self, ticket: Ticket, x: NDArray[np.float32], rank: int) -> NDArray[np.float64]:
         """Encode a flat float32 gradient under a ticket."""

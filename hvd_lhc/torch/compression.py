@@ -11,10 +11,12 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
-from hvd_lhc.compressor import Engine, Outcome, Statistics, Ticket
+from hvd_lhc.compressor import Engine, Outcome, Phase, Statistics, Ticket
+from hvd_lhc.errors import DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
+from hvd_lhc.torch.caller import Caller, find_caller
 from hvd_lhc.torch.pending import PendingReductions
 
 __all__ = ["LHC"]
@@ -38,11 +40,15 @@ class _Dense:
 class _Sketch:
     """Context of a tensor whose wire is under way."""
 
-    def __init__(self, gradient: torch.Tensor, wire: torch.Tensor, ticket: Ticket) -> None:
+    def __init__(
+        self, gradient: torch.Tensor, wire: torch.Tensor, ticket: Ticket, options: dict[str, Any] | None
+    ) -> None:
         self.gradient = gradient
         self.wire = wire
         self.ticket = ticket
+        self.options = options  # for a dense reduction in its place
         self.outcome: Outcome | None = None
+        self.failure: DecodeError | UnsupportedError | None = None
         self.retry: int | None = None  # Horovod's handle of the dense reduction
 
 
@@ -83,6 +89,17 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def _start_afresh(self) -> None:
         self._engine = Engine(self._settings, self._process_sets)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learned from earlier steps, not the statistics. Call it on all ranks between two steps, or on none.
+
+        Needed where ranks that have steps behind them meet ranks that have not. When Horovod is initialized anew (an elastic
+        job does that when ranks come or go) it happens by itself.
+        """
+        self._handles = getattr(mpi_ops, "_handle_map", None)  # another object after each hvd.init()
+        self._direct = Phase()  # of calls by hand
+        self._phases: weakref.WeakKeyDictionary[Any, Phase] = weakref.WeakKeyDictionary()  # of each optimizer
         self._under_way: weakref.WeakSet[_Sketch] = weakref.WeakSet()
 
     @property
@@ -105,7 +122,9 @@ class LHC(Compressor):  # type: ignore[misc]
             top_exponent=16 if tensor.dtype == torch.float16 else 128,
         )
         process_set = self._ranks()
-        ticket = self._engine.begin((tuple(tensor.shape), name), shape, process_set.size())
+        caller = find_caller()
+        site = caller.parameter, tuple(tensor.shape), name
+        ticket = self._engine.begin(self._phase(caller), site, shape, process_set.size())
         if ticket is None:
             if dense_dtype == tensor.dtype:
                 return tensor, None
@@ -114,7 +133,7 @@ class LHC(Compressor):  # type: ignore[misc]
         x = gradient.to("cpu", torch.float32).contiguous().view(-1).numpy()
         wire = torch.from_numpy(self._engine.encode(ticket, x, process_set.rank()))
         wire = wire.to(tensor.device)
-        sketch = _Sketch(gradient, wire, ticket)
+        sketch = _Sketch(gradient, wire, ticket, caller.options)
         self._under_way.add(sketch)
         return wire, sketch
 
@@ -130,9 +149,13 @@ class LHC(Compressor):  # type: ignore[misc]
         if isinstance(ctx, _Dense):
             return tensor.to(ctx.dtype)
         sketch: _Sketch = ctx
-        if sketch.outcome is None:
+        if sketch.outcome is None and sketch.failure is None:
             self._decode(sketch, tensor)
         self._under_way.discard(sketch)
+        if sketch.failure is not None:
+            # Whoever catches this and goes on has not seen all wires of the step on every rank.
+            self.reset()
+            raise sketch.failure
         if sketch.retry is not None:
             return self._await_retry(sketch)
         assert sketch.outcome is not None and sketch.outcome.decoded is not None
@@ -143,16 +166,23 @@ class LHC(Compressor):  # type: ignore[misc]
         """Decode a reduced wire; where that fails, start the dense reduction without waiting for it."""
         array = wire.detach().cpu().numpy()
         name, dense_dtype = _DTYPES[sketch.gradient.dtype]
-        sketch.outcome = self._engine.finish(sketch.ticket, array, name)
+        try:
+            sketch.outcome = self._engine.finish(sketch.ticket, array, name)
+        except (DecodeError, UnsupportedError) as error:
+            sketch.failure = error
+            return
         if sketch.outcome.decoded is not None:
             return
         header = sketch.outcome.header
+        options = sketch.options
+        if options is None:  # as the wire was scaled, but after the sum; an intermediate result may overflow then
+            op = hvd.Average if header.scale == "average" else hvd.Sum
+            options = {"op": op, "postscale_factor": header.factor if header.scale == "other" else 1.0}
         sketch.retry = hvd.allreduce_async(
             sketch.gradient.to(dense_dtype).contiguous(),
             name=sketch.outcome.dense_name,
-            op=hvd.Average if header.scale == "average" else hvd.Sum,
-            postscale_factor=header.factor if header.scale == "other" else 1.0,
             process_set=self._ranks(),
+            **options,
         )
 
     def _await_retry(self, sketch: _Sketch) -> torch.Tensor:
@@ -167,14 +197,28 @@ class LHC(Compressor):  # type: ignore[misc]
             finished = [
                 (other, wire)
                 for other in self._under_way
-                if other.outcome is None and (wire := pending.finished(other.wire)) is not None
+                if other.outcome is None
+                and other.failure is None
+                and other.ticket.phase is sketch.ticket.phase
+                and (wire := pending.finished(other.wire)) is not None
             ]
             for other, wire in finished:
-                self._decode(other, wire)
+                self._decode(other, wire)  # if the reduction failed, this does too, but Horovod says so first
             if not finished:
                 pending.pause()
         total: torch.Tensor = hvd.synchronize(sketch.retry)
         return total.to(sketch.gradient.dtype)
+
+    def _phase(self, caller: Caller) -> Phase:
+        """What a tensor is reduced together with: all of its optimizer's tensors."""
+        if getattr(mpi_ops, "_handle_map", None) is not self._handles:
+            self.reset()
+        if caller.optimizer is None:
+            return self._direct
+        phase = self._phases.get(caller.optimizer)
+        if phase is None:
+            phase = self._phases[caller.optimizer] = Phase()
+        return phase
 
     def _ranks(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set

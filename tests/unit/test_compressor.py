@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_lhc import DecodeError, UnsupportedError
-from hvd_lhc.compressor import Engine, Outcome, Ticket
+from hvd_lhc.compressor import Engine, Outcome, Phase, Ticket
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
 
@@ -14,16 +14,28 @@ NUMEL = 40_000
 TENSOR = Tensor(numel=NUMEL, row=1, element_bytes=4)
 
 
+class Rank(Engine):
+    """An engine, and the one phase of what its rank reduces."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__(settings or Settings())
+        self.phase = Phase()
+
+    def start(self, key: str, tensor: Tensor, world_size: int, *, header_always: bool = False) -> Ticket | None:
+        """Begin a tensor of the phase."""
+        return self.begin(self.phase, key, tensor, world_size, header_always=header_always)
+
+
 class Cluster:
     """Some ranks in one process: every rank has its own engine, and must come to the same plans."""
 
     def __init__(self, size: int, settings: Settings | None = None) -> None:
-        self.engines = [Engine(settings or Settings()) for _ in range(size)]
+        self.engines = [Rank(settings) for _ in range(size)]
 
     def step(self, gradients: list[np.ndarray], key: str = "w", scale: float = 1) -> list[Outcome | None]:
         """One allreduce of one tensor on all ranks; ``None`` for a dense one."""
         size = len(self.engines)
-        tickets = [engine.begin(key, TENSOR, size) for engine in self.engines]
+        tickets = [engine.start(key, TENSOR, size) for engine in self.engines]
         if tickets[0] is None:
             assert all(ticket is None for ticket in tickets)
             return [None] * size
@@ -94,13 +106,13 @@ def test_nonfinite_gradients_go_dense_and_are_forgotten(poison: float) -> None:
 def test_plans_change_only_between_steps() -> None:
     """While a wire of the site is under way, a further tensor gets the same plan, on every rank, in any order."""
     rng = np.random.default_rng(4)
-    engines = [Engine(Settings()) for _ in range(2)]
+    engines = [Rank() for _ in range(2)]
     gradients = {name: [sparse(rng, count) for _ in range(2)] for name, count in (("a", 50), ("b", 400))}
     for _ in range(4):
         tickets: list[dict[str, object]] = [{}, {}]
         for rank, order in ((0, "ab"), (1, "ba")):
             for name in order:
-                tickets[rank][name] = engines[rank].begin("same shape", TENSOR, 2)
+                tickets[rank][name] = engines[rank].start("same shape", TENSOR, 2)
         plans = {t.plan for by_name in tickets for t in by_name.values()}  # type: ignore[attr-defined]
         assert len(plans) == 1
         totals = {
@@ -115,13 +127,13 @@ def test_plans_change_only_between_steps() -> None:
 
 def test_equal_wires_of_a_step_get_different_names() -> None:
     """Two tensors with equal content need two dense reductions; the names of both are the same on all ranks."""
-    engines = [Engine(Settings()) for _ in range(2)]
+    engines = [Rank() for _ in range(2)]
     x = np.full(NUMEL, np.nan, np.float32)
     names = []
     for _ in range(2):
         for engine in engines:
-            engine.begin("w", TENSOR, 2)
-        tickets = [[engine.begin("w", TENSOR, 2) for _ in range(2)] for engine in engines]
+            engine.start("w", TENSOR, 2)
+        tickets = [[engine.start("w", TENSOR, 2) for _ in range(2)] for engine in engines]
         total = sum(engines[r].encode(tickets[r][0], x, r) for r in range(2))  # type: ignore[arg-type]
         names.append(
             [[engines[r].finish(t, total, "float32").dense_name for t in tickets[r]] for r in range(2)]  # type: ignore[arg-type]
@@ -135,7 +147,7 @@ def test_a_dropped_ticket_is_no_wire_under_way() -> None:
     rng = np.random.default_rng(5)
     cluster = Cluster(2)
     for engine in cluster.engines:
-        engine.begin("w", TENSOR, 2)  # dropped at once
+        engine.start("w", TENSOR, 2)  # dropped at once
     cluster.step([sparse(rng, 10) for _ in range(2)])
     outcomes = cluster.step([sparse(rng, 10) for _ in range(2)])
     assert outcomes[0] is not None and outcomes[0].decoded is not None
@@ -155,7 +167,7 @@ def test_a_dense_tensor_sends_a_header_where_the_adapter_needs_one() -> None:
     """header_always: a ticket for every step; the header does not cost a look at the gradient."""
     cluster = Cluster(2)
     for step in range(3):
-        tickets = [engine.begin("w", TENSOR, 2, header_always=True) for engine in cluster.engines]
+        tickets = [engine.start("w", TENSOR, 2, header_always=True) for engine in cluster.engines]
         assert tickets[0] is not None and tickets[0].kind == ("probe", "dense", "dense")[step]
         assert tickets[0].plan.wire_bytes < 1000
         total = sum(e.encode(t, np.ones(NUMEL, np.float32), r) for r, (e, t) in enumerate(zip(cluster.engines, tickets)))  # type: ignore[arg-type]
@@ -163,15 +175,15 @@ def test_a_dense_tensor_sends_a_header_where_the_adapter_needs_one() -> None:
         assert all(outcome.reason == "header_only" for outcome in outcomes)
 
 
-def begin_all(engine: Engine, sizes: dict[str, int], order: str) -> dict[str, Ticket | None]:
+def begin_all(engine: Rank, sizes: dict[str, int], order: str) -> dict[str, Ticket | None]:
     """A step's tickets for tensors of several sizes, in an order."""
-    return {name: engine.begin(name, Tensor(sizes[name], 1, 4), 2) for name in order}
+    return {name: engine.start(name, Tensor(sizes[name], 1, 4), 2) for name in order}
 
 
 def test_where_all_go_dense_the_smallest_sends_a_header() -> None:
     """On every rank the same tensor, whatever the order; so that ranks know in every step that all took part."""
     sizes = {"a": 30_000, "b": 20_000, "c": 40_000}
-    engines = [Engine(Settings(reprobe_steps=3)) for _ in range(2)]
+    engines = [Rank(Settings(reprobe_steps=3)) for _ in range(2)]
     seen = []
     for _ in range(6):
         tickets = [begin_all(engine, sizes, order) for engine, order in zip(engines, ("abc", "cba"), strict=True)]
@@ -200,7 +212,7 @@ def test_what_a_joined_rank_did_not_see_is_not_learned(kind: str) -> None:
         cluster.step([draw(), draw()])
     engine = cluster.engines[0]
     for _ in range(6):
-        ticket = engine.begin("w", TENSOR, 2)
+        ticket = engine.start("w", TENSOR, 2)
         assert ticket is not None
         gradient = sparse(rng, 3000)
         outcome = engine.finish(ticket, engine.encode(ticket, gradient, 0), "float32")
@@ -226,8 +238,8 @@ def test_another_world_size_starts_afresh() -> None:
 def test_what_is_not_a_sum_is_unsupported() -> None:
     """A maximum of wires is refused with a message that names the way out."""
     rng = np.random.default_rng(7)
-    engines = [Engine(Settings()) for _ in range(2)]
-    tickets = [engine.begin("w", TENSOR, 2) for engine in engines]
+    engines = [Rank() for _ in range(2)]
+    tickets = [engine.start("w", TENSOR, 2) for engine in engines]
     wires = [engines[r].encode(tickets[r], sparse(rng, 9), r) for r in range(2)]  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match=r"op=Sum or op=Average.*process_set"):
         engines[0].finish(tickets[0], np.maximum(*wires), "float32")  # type: ignore[arg-type]
@@ -239,7 +251,7 @@ def test_fallback_error_raises_on_every_rank() -> None:
     cluster = Cluster(2, Settings(fallback="error"))
     cluster.step([sparse(rng, 20) for _ in range(2)])
     engines = cluster.engines
-    tickets = [engine.begin("w", TENSOR, 2) for engine in engines]
+    tickets = [engine.start("w", TENSOR, 2) for engine in engines]
     bad = sparse(rng, 20)
     bad[0] = np.nan
     total = sum(engines[r].encode(tickets[r], bad, r) for r in range(2))  # type: ignore[arg-type]
@@ -260,3 +272,34 @@ def test_exchanged_contents_have_different_names() -> None:
         if outcome is not None
     }
     assert len(names) == 2, names
+
+
+def test_phases_don_t_wait_for_each_other() -> None:
+    """A wire that is under way for ever (its optimizer was dropped) holds up nothing but its own phase."""
+    rng = np.random.default_rng(11)
+    cluster = Cluster(2)
+    forgotten = [engine.begin(Phase(), "w", TENSOR, 2) for engine in cluster.engines[:1]]
+    for step in range(4):
+        outcomes = cluster.step([sparse(rng, 200) for _ in range(2)])
+        assert outcomes[0] is not None and (outcomes[0].decoded is not None) == (step > 0)
+    assert forgotten[0] is not None
+
+
+def test_an_abandoned_wire_teaches_nothing() -> None:
+    """Its plan stays as it was, on the rank where the wire comes back after all and on the one where it doesn't."""
+    rng = np.random.default_rng(12)
+    cluster = Cluster(2)
+    for _ in range(3):
+        cluster.step([sparse(rng, 200) for _ in range(2)])
+    gradients = [sparse(rng, 9000) for _ in range(2)]
+    tickets = [engine.start("w", TENSOR, 2) for engine in cluster.engines]
+    total = sum(e.encode(t, x, r) for r, (e, t, x) in enumerate(zip(cluster.engines, tickets, gradients)))  # type: ignore[arg-type]
+    for engine in cluster.engines:
+        assert engine.phase.is_under_way
+        engine.phase.abandon()
+        assert not engine.phase.is_under_way
+    outcome = cluster.engines[0].finish(tickets[0], total, "float32")  # type: ignore[arg-type]
+    assert outcome.decoded is None
+    for _ in range(2):  # Cluster.step finds that plans are equal
+        outcomes = cluster.step([sparse(rng, 200) for _ in range(2)])
+        assert outcomes[0] is not None and outcomes[0].decoded is not None

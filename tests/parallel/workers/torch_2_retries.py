@@ -156,13 +156,13 @@ def fallback_error() -> None:
     """With fallback="error" every rank gets the same DecodeError, nobody hangs, and the next step works."""
     lhc = LHC(fallback="error")
     more = [100] * (hvd.size() - 1) + [5000]
-    steps = integer_steps("error", NUMEL, [100, 100, 100, 100, more, more])
+    steps = integer_steps("error", NUMEL, [100, 100, 100, 100, 100, more, more, more])
     steps[2][1][9] = np.nan
     messages = []
     for number, gradients in enumerate(steps):
         tensor = torch.from_numpy(gradients[hvd.rank()])
         options = {"compression": lhc, "name": "error", "op": hvd.Sum}
-        if number in (2, 4):
+        if number in (2, 5):
             error = raised(DecodeError, hvd.allreduce, tensor, **options)
             assert isinstance(error, DecodeError)
             messages.append((error.reason, str(error)))
@@ -170,8 +170,26 @@ def fallback_error() -> None:
             result = hvd.allreduce(tensor, **options).numpy()
             assert_same_bits(result, plain(gradients[hvd.rank()], "error", op=hvd.Sum), f"step {number}")
     assert [reason for reason, _ in messages] == ["nonfinite", "over_capacity"], messages
-    assert lhc.statistics.sketches == 3, lhc.statistics
+    assert (lhc.statistics.probes, lhc.statistics.sketches) == (3, 3), lhc.statistics
     same_everywhere(messages, "messages")
+
+
+@case(2, 3)
+def fallback_error_in_the_middle() -> None:
+    """Ranks that have collected different tensors of a step when they meet the error go on in step after it."""
+    lhc = LHC(fallback="error")
+    for step in range(6):
+        everything = [draw_gradients((i, step), NUMEL, 80 * (1 + i), hvd.size()) for i in range(4)]
+        if step == 3:
+            everything[2][0][5] = np.nan
+        tensors = [torch.from_numpy(gradients[hvd.rank()]) for gradients in everything]
+        back = [0, 1, 2, 3] if hvd.rank() == 0 else [3, 2, 1, 0]
+        arguments = lhc, tensors, "error in the middle", [0, 1, 2, 3], back
+        if step == 3:
+            assert isinstance(raised(DecodeError, reduce_by_hand, *arguments), DecodeError)
+            continue
+        for gradients, result in zip(everything, reduce_by_hand(*arguments), strict=True):
+            assert_same_bits(result, np.sum(gradients, axis=0), f"step {step}")
 
 
 @case(2, 3)
