@@ -77,6 +77,11 @@ class Ticket:
         self.plan = plan
         self.kind = kind
 
+    @property
+    def is_under_way(self) -> bool:
+        """Neither finished nor abandoned."""
+        return self.phase.waits_for(self)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -173,6 +178,10 @@ class Phase:
         """Is any of its wires?"""
         return len(self._under_way) > 0
 
+    def waits_for(self, ticket: Ticket) -> bool:
+        """Is this one of them?"""
+        return ticket in self._under_way
+
     def abandon(self) -> None:
         """Nobody waits for the wires that are under way."""
         self._under_way.clear()
@@ -214,7 +223,7 @@ class Phase:
 
     def finish(self, ticket: Ticket, facts: Facts, participants: int) -> None:
         """The ticket's wire came back and told ``facts``."""
-        if ticket not in self._under_way:  # abandoned
+        if not ticket.is_under_way:  # abandoned
             return
         self._under_way.discard(ticket)
         self._finished += 1

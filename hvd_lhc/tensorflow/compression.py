@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -19,21 +18,19 @@ from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
-from hvd_lhc.compressor import Engine, Outcome, Statistics, Ticket
-from hvd_lhc.errors import UnsupportedError
+from hvd_lhc.compressor import Engine, Outcome, Phase, Statistics, Ticket
+from hvd_lhc.errors import DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
+from hvd_lhc.tensorflow.call_sites import CallSites, is_nested
+from hvd_lhc.tensorflow.caller import dense_options, is_in_a_group
 from hvd_lhc.tensorflow.keras_guard import refuse_broken_keras
 
 __all__ = ["LHC"]
 
 #: dtype -> what it is reduced in on the dense path. Horovod can't reduce bfloat16.
 _DENSE_DTYPES = {tf.float32: tf.float32, tf.float16: tf.float16, tf.bfloat16: tf.float32}
-#: What ``_Site.decode`` tells the graph to do.
-_DECODED, _DENSE_SUM, _DENSE_AVERAGE, _DENSE_OTHER = range(4)
-#: How far Horovod's function may be up the stack, with AutoGraph in between.
-_FRAMES_TO_LOOK_AT = 24
 #: The number of a tensor without elements, which has no ticket.
 _EMPTY = -1
 
@@ -74,19 +71,29 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def _start_afresh(self) -> None:
         self._engine = Engine(self._settings, self._process_sets)
-        self._call_sites = itertools.count()
+        self._call_sites = CallSites()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learned from earlier steps, not the statistics. Call it on all ranks between two steps, or on none.
+
+        Needed where ranks that have steps behind them meet ranks that have not, as in an elastic job:
+        ``state.register_reset_callbacks([lhc.reset])``.
+        """
+        self._phases: dict[Hashable, Phase] = {}
 
     @property
     def statistics(self) -> Statistics:
         """What went over the wire on this rank since the start."""
         return self._engine.statistics
 
+    @tf.autograph.experimental.do_not_convert
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """The tensor to reduce instead of ``tensor``, and the context for :meth:`decompress`."""
         numel = tensor.shape.num_elements()
         if tensor.dtype not in _DENSE_DTYPES or self._ranks().size() < 2:
             return tensor, None
-        if numel is not None and numel < self._settings.min_numel and tensor.dtype != tf.bfloat16 and not _is_in_a_group():
+        if numel is not None and numel < self._settings.min_numel and tensor.dtype != tf.bfloat16 and not is_in_a_group():
             return tensor, None
         eager = tf.executing_eagerly()
         if not eager and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
@@ -95,7 +102,8 @@ class LHC(Compressor):  # type: ignore[misc]
                 "compile. Take jit_compile=True off the function that reduces gradients (with Keras: "
                 "model.compile(jit_compile=False)), or use compression=Compression.none."
             )
-        site = _Site(self._engine, self._ranks(), tensor.dtype, "eager" if eager else next(self._call_sites))
+        label = None if eager else self._call_sites.next_label()
+        site = _Site(self, tensor.dtype, label)
         flat = tf.reshape(tf.cast(tensor, tf.float32), [-1])
         if eager:
             wire, number = site.encode(flat.numpy(), tensor.shape.as_list())
@@ -104,33 +112,31 @@ class LHC(Compressor):  # type: ignore[misc]
         wire.set_shape([None])
         return wire, (site, number, tensor)
 
+    @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: Any, ctx: Any) -> Any:
         """The reduced gradient, with the dtype and static shape of what ``compress`` was given."""
         if ctx is None:
             return tensor
         site, number, gradient = ctx
+        options = dense_options(tensor)
         if tf.executing_eagerly():
             if number == _EMPTY:
                 return gradient
             outcome = site.finish(tensor.numpy(), number)
             if outcome.decoded is None:
-                return site.reduce_dense(_action_of(outcome), gradient, outcome.header.factor, outcome.dense_name)
+                return site.reduce_dense(gradient, options, outcome.header.factor, outcome.dense_name)
             values = tf.constant(outcome.decoded.values)
             return tf.cast(tf.reshape(values, gradient.shape), gradient.dtype)
-        values, action, factor = _call(site.decode, [tensor, number], [tf.float32, tf.int32, tf.float64])
+        values, is_decoded, factor = _call(site.decode, [tensor, number], [tf.float32, tf.bool, tf.float64])
         values.set_shape([None])
-        action.set_shape([])
+        is_decoded.set_shape([])
         factor.set_shape([])
-
         name, ignore_name_scope = _name_of_reduction(tensor)
-
-        def dense(kind: int) -> Callable[[], Any]:
-            return lambda: site.reduce_dense(kind, gradient, factor, f"hvd_lhc.dense.{name}.{kind}", ignore_name_scope)
-
-        def decoded() -> Any:
-            return tf.cast(tf.reshape(values, tf.shape(gradient)), gradient.dtype)
-
-        result = tf.switch_case(action, [decoded, dense(_DENSE_SUM), dense(_DENSE_AVERAGE), dense(_DENSE_OTHER)])
+        result = tf.cond(
+            is_decoded,
+            lambda: tf.cast(tf.reshape(values, tf.shape(gradient)), gradient.dtype),
+            lambda: site.reduce_dense(gradient, options, factor, f"hvd_lhc.dense.{name}", ignore_name_scope),
+        )
         result.set_shape(gradient.shape)
         return result
 
@@ -161,13 +167,19 @@ class LHC(Compressor):  # type: ignore[misc]
 
 
 class _Site:
-    """One place where a graph compresses a tensor; eagerly, one such object per call, all with the same label."""
+    """One place where a graph compresses a tensor; eagerly, one such object per call."""
 
-    def __init__(self, engine: Engine, ranks: Any, dtype: Any, label: Any) -> None:
-        self.label = label
-        self._engine = engine
-        self._ranks = ranks
+    def __init__(self, lhc: LHC, dtype: Any, label: str | None) -> None:
+        """Remember where this is.
+
+        Args:
+            lhc: the compressor.
+            dtype: of the tensor.
+            label: of the place; ``None`` eagerly, where all tensors of a shape share a plan.
+        """
+        self._lhc = lhc
         self._dtype = dtype
+        self._label = label
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count()
 
@@ -182,38 +194,61 @@ class _Site:
             element_bytes=_DENSE_DTYPES[self._dtype].size,
             top_exponent=16 if self._dtype == tf.float16 else 128,
         )
-        ticket = self._engine.begin((self.label, shape, self._dtype.name), tensor, self._ranks.size(), header_always=True)
+        engine, ranks = self._lhc._engine, self._lhc._ranks()
+        key = self._label, shape, self._dtype.name
+        phase = self._lhc._phases.setdefault(key, Phase())
+        if self._label is not None and phase.is_under_way:  # the step before failed, or this place is run twice at a time
+            phase.abandon()
+            self._tickets.clear()
+        ticket = engine.begin(phase, key, tensor, ranks.size(), header_always=True)
         assert ticket is not None  # header_always
         number = next(self._numbers)
         self._tickets[number] = ticket
-        return self._engine.encode(ticket, x, self._ranks.rank()), np.int64(number)
+        return engine.encode(ticket, x, ranks.rank()), np.int64(number)
 
     def finish(self, wire: Any, number: Any) -> Outcome:
         """Reduced wire and number of its ticket -> what it turned into."""
-        return self._engine.finish(self._tickets.pop(int(number)), np.asarray(wire), self._dtype.name)
+        ticket = self._tickets.pop(int(number), None)
+        if ticket is None or not ticket.is_under_way:
+            raise UnsupportedError(
+                f"a tf.function that compresses gradients ({self._label}) ran twice at the same time, so that ranks can't agree "
+                "on which of its runs came first. It is called twice by another tf.function, and was traced before that: make "
+                "sure that the outer function is called first, or that the inner one is called once in a step."
+            )
+        try:
+            return self._lhc._engine.finish(ticket, np.asarray(wire), self._dtype.name)
+        except DecodeError:
+            self._lhc.reset()  # whoever goes on after this has not seen the step's other wires on every rank
+            raise
 
     def decode(self, wire: Any, number: Any) -> tuple[Any, Any, Any]:
-        """The same for a graph: values (empty if not decoded), what to do, the factor of the reduction."""
+        """The same for a graph: values (empty if not decoded), whether it was decoded, the factor of the reduction."""
         if number == _EMPTY:
-            return np.empty(0, np.float32), np.int32(_DECODED), np.float64(1)
+            return np.empty(0, np.float32), np.bool_(True), np.float64(1)
         outcome = self.finish(wire, number)
         values = np.empty(0, np.float32) if outcome.decoded is None else outcome.decoded.values
-        return values, np.int32(_action_of(outcome)), np.float64(outcome.header.factor)
+        return values, np.bool_(outcome.decoded is not None), np.float64(outcome.header.factor)
 
-    def reduce_dense(self, action: int, gradient: Any, factor: Any, name: str, ignore_name_scope: bool = True) -> Any:
-        """Reduce the original gradient, with the scale that its wire came back with."""
-        op = hvd.Average if action == _DENSE_AVERAGE else hvd.Sum
+    def reduce_dense(
+        self, gradient: Any, options: dict[str, Any] | None, factor: Any, name: str, ignore_name_scope: bool = True
+    ) -> Any:
+        """Reduce the original gradient.
+
+        Args:
+            gradient: of this rank.
+            options: how its wire was reduced; ``None`` if that is unknown.
+            factor: what its wire was multiplied by, in that case; an intermediate result may overflow then.
+            name: of the reduction.
+            ignore_name_scope: without the scopes that stand around it.
+        """
         dense = tf.cast(gradient, _DENSE_DTYPES[self._dtype])
-        total = hvd.allreduce(dense, op=op, name=name, process_set=self._ranks, ignore_name_scope=ignore_name_scope)
-        if action == _DENSE_OTHER:
+        known = {"op": hvd.Sum} if options is None else options
+        total = hvd.allreduce(
+            dense, name=name, process_set=self._lhc._ranks(), ignore_name_scope=ignore_name_scope, **known
+        )
+        if options is None:
             total *= tf.cast(factor, total.dtype)
         return tf.cast(total, self._dtype)
-
-
-def _action_of(outcome: Outcome) -> int:
-    if outcome.decoded is not None:
-        return _DECODED
-    return {"sum": _DENSE_SUM, "average": _DENSE_AVERAGE, "other": _DENSE_OTHER}[outcome.header.scale]
 
 
 def _name_of_reduction(wire: Any) -> tuple[str, bool]:
@@ -225,29 +260,16 @@ def _name_of_reduction(wire: Any) -> tuple[str, bool]:
     return name, "ignore_name_scope" in wire.op.node_def.attr and bool(wire.op.get_attr("ignore_name_scope"))
 
 
-def _is_in_a_group() -> bool:
-    """Is a tensor being compressed that Horovod reduces together with others? All of them must then have one type."""
-    frame = sys._getframe(1).f_back
-    for _ in range(_FRAMES_TO_LOOK_AT):
-        if frame is None:
-            break
-        if frame.f_globals.get("__name__") == hvd.__name__:
-            name = frame.f_code.co_name.removeprefix("tf__")  # so AutoGraph calls what it converted
-            if name in ("allreduce", "grouped_allreduce"):
-                return name == "grouped_allreduce"
-        frame = frame.f_back
-    return False
-
-
 def _call(function: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
     """Call Python from a graph, once per step.
 
-    A stateful call would be put in order with all other stateful calls, so that tensors were reduced one after the other.
-    A stateless one may run at any time, but might be folded into a constant; an input that is no constant prevents that.
+    A stateful call is put in order with all other stateful calls, so that tensors are reduced one after the other. That is
+    needed in a function that may be called twice by another. Elsewhere the call is stateless, and may run at any time; it
+    might be folded into a constant, which an input that is no constant prevents.
     """
     never_constant = tf.raw_ops.RandomUniform(shape=[0], dtype=tf.float32, seed=1, seed2=1)
 
     def without_guard(*arguments: Any) -> Any:
         return function(*arguments[:-1])
 
-    return tf.numpy_function(without_guard, [*inputs, never_constant], outputs, stateful=False)
+    return tf.numpy_function(without_guard, [*inputs, never_constant], outputs, stateful=is_nested())

@@ -22,6 +22,5 @@ class Compression:
 
     none = _HorovodCompression.none
     fp16 = _HorovodCompression.fp16
-    #: Lossless homomorphic compression with default settings: one instance, shared by all who use it. Several
-    #: optimizers with parameters that some ranks leave unused need an ``LHC()`` each (docs/planner.md).
+    #: Lossless homomorphic compression with default settings: one instance, shared by all who use it.
     lhc = LHC()

@@ -61,7 +61,7 @@ def optimizers_with_unused_parameters() -> None:
         lhc, name = LHC(), f"owners {interleaved}"
         weights = train_two(name, lhc, interleaved)
         happened = count(lhc)
-        assert happened["sketch"] >= 4 * (STEPS - 5) and happened["overflow"] >= 4, happened
+        assert happened["sketch"] >= 4 * 5 and happened["overflow"] >= 4, happened
         same_everywhere(digests(weights), name)
         same_everywhere(happened, f"{name}: statistics")
         if hvd.size() == 2:
@@ -89,13 +89,13 @@ def optimizer_dropped_after_backward() -> None:
         before = count(lhc)
         for step in range(6):
             successor.zero_grad()
-            loss = other.loss((step, hvd.rank()), {0: 3 + 3 * step})
+            loss = other.loss((step, hvd.rank()), {0: 3 + step})
             (loss * (2.0**20 if step == 4 else 1.0)).backward()
             successor.step()
     finally:
         gc.enable()
     happened = {kind: number - before.get(kind, 0) for kind, number in count(lhc).items()}
-    assert happened["probe"] == 1 and happened["sketch"] >= 3 and happened["overflow"] >= 1, happened
+    assert happened["probe"] == 1 and happened["sketch"] >= 2 and happened["overflow"] >= 1, happened
     same_everywhere(digests(weights_of(other)), "successor")
     same_everywhere(happened, "successor's statistics")
     gc.collect()
