@@ -101,7 +101,7 @@ def main() -> None:
                         capacity=keys,
                         index=index,
                         block=block,
-                        value_lanes=lanes,
+                        parts=lanes,
                         exponent=3,
                     )
                     encode, decode, copy = measure(gradients, plan, options.repeat)

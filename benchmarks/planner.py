@@ -88,9 +88,14 @@ def replay(name: str, ranks: int, options: argparse.Namespace) -> list[tuple[str
                 tensors[key] = Replay(Tensor(gradients[0].size, row, 4), ranks)
             happened = tensors[key].step(gradients, number >= options.warm_up)
             if options.trace and key == options.trace:
-                state = list(tensors[key].phase._sites.values())[0].state  # noqa: SLF001
-                tqdm.write(f"{number:5} {happened:14} {need_of(gradients)} {state.plan}")
+                state = next(iter(tensors[key].phase._sites.values())).state
+                tqdm.write(f"{number:5} {happened:14} {one_line(need_of(gradients))} {state}")
     return [(key, one) for key, one in tensors.items() if one.tensor.numel >= Settings.min_numel]
+
+
+def one_line(need: Need) -> str:
+    """Without the tables."""
+    return f"elements={need.elements} rows={need.rows} exponent={need.exponent}"
 
 
 def report(label: str, ranks: int, tensors: list[Replay]) -> None:
@@ -98,7 +103,7 @@ def report(label: str, ranks: int, tensors: list[Replay]) -> None:
     steps = len(tensors[0].needs)
     dense = sum(one.tensor.dense_bytes for one in tensors)
     planner = sum(one.bytes for one in tensors) / steps
-    hindsight = sum(best_fixed_bytes(one.needs, one.tensor, ranks) for one in tensors)
+    hindsight = sum(best_fixed_bytes(one.needs, one.tensor, ranks, Settings.max_wire_ratio) for one in tensors)
     rates = [1000 * sum(getattr(t, what) for t in tensors) / steps / len(tensors) for what in ("retries", "changes", "probes")]
     sizes = [f"{size:,.0f}" for size in (dense, planner, hindsight)]
     ratios = [f"{planner / hindsight:.2f}", f"{dense / planner:.2f}"]

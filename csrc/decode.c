@@ -13,14 +13,17 @@ lhc_status lhc_read_header(const lhc_layout *y, const double *wire, uint64_t wir
 static lhc_status decode_table(const lhc_layout *y, const double *wire, const lhc_scale *scale, uint32_t format,
                                const lhc_header *header, float *out, uint64_t *union_keys) {
     const double *digits = wire + y->header_size, *cells = digits + y->bitmap_size;
-    const lhc_rounding rounding = lhc_rounding_of(y, scale, format);
     lhc_table table = {y, NULL};
-    lhc_status status = lhc_table_load(&table, cells, scale);
+    lhc_output output;
+    lhc_status status = lhc_output_open(&output, y, header, format, out);
+    if (!status) status = lhc_table_load(&table, cells, scale);
     if (!status) status = lhc_table_check_parity(&table);
     if (!status)
         status = y->plan.index == LHC_INDEX_KEYED
-                     ? lhc_peel_keyed(&table, header, &rounding, out, union_keys)
-                     : lhc_peel_bitmap(&table, digits, header, &rounding, out, union_keys);
+                     ? lhc_peel_keyed(&table, header, &output, union_keys)
+                     : lhc_peel_bitmap(&table, digits, header, &output, union_keys);
+    if (!status) status = lhc_output_join_parts(&output);
+    lhc_output_close(&output);
     free(table.cells);
     return status;
 }

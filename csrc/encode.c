@@ -15,12 +15,12 @@ typedef struct {
     double *digits;     /* bitmap */
     double *cells;
     double *powers;     /* bitmap: (N + 1) ^ j */
-    double *high, *low; /* block > 1: the values of one key */
+    double *high, *low; /* the parts of one block */
     lhc_tally tally;
     uint64_t inserted;
     uint64_t probe_end; /* first element after the last probe block that was counted */
     double limit;       /* 2 ^ exponent */
-    double per_unit, per_single_unit, high_unit;
+    double per_unit, per_high_unit, high_unit; /* high_unit: in units of the low part */
 } encoder;
 
 static uint32_t bits_of(float value) {
@@ -76,15 +76,15 @@ static double take_element(encoder *e, uint64_t i, uint32_t bits) {
         tally->overflow++;
         return 0;
     }
-    const double q = x * e->per_unit, v = round_to_integer(q), single = x * e->per_single_unit;
+    const double q = x * e->per_unit, v = round_to_integer(q), high = x * e->per_high_unit;
     tally->inexact += v != q;
-    tally->inexact_single += round_to_integer(single) != single;
+    tally->inexact_single += round_to_integer(high) != high;
     return v;
 }
 
-/* Splits a value into its lanes; with one lane, low is the value. */
-static void split_lanes(const encoder *e, double v, double *high, double *low) {
-    *high = e->layout->plan.value_lanes == 1 ? 0 : (double)(int64_t)(v / e->high_unit);
+/* Splits a value into its parts; with one part, high is the value. */
+static void split(const encoder *e, double v, double *high, double *low) {
+    *high = (double)(int64_t)(v / e->high_unit);
     *low = v - *high * e->high_unit;
 }
 
@@ -101,8 +101,9 @@ static double *add_index(const encoder *e, double *cell, uint64_t id, uint64_t r
     return cell + y->index_lanes;
 }
 
-static void insert_key(encoder *e, uint64_t key) {
+static void insert_key(encoder *e, uint64_t key, const double *block_values) {
     const lhc_layout *y = e->layout;
+    e->tally.nonzero_keys++;
     const uint64_t block = y->plan.block;
     if (y->plan.index == LHC_INDEX_NONE) return;
     if (e->inserted == y->plan.capacity) return;
@@ -113,11 +114,19 @@ static void insert_key(encoder *e, uint64_t key) {
     lhc_cells_of(y, place, cell);
     for (uint64_t role = 0; role < 3; role++) {
         double *values = add_index(e, e->cells + cell[role] * y->cell_stride, place.id, role);
-        if (y->plan.value_lanes == 2) {
-            for (uint64_t j = 0; j < block; j++) values[j] += e->high[j];
-            values += block;
-        }
-        for (uint64_t j = 0; j < block; j++) values[j] += e->low[j];
+        for (uint64_t j = 0; j < block; j++) values[j] += block_values[j];
+    }
+}
+
+/* Inserts a block that has a nonzero element, and its low part if there is one. */
+static void insert_parts(encoder *e, uint64_t key) {
+    const lhc_layout *y = e->layout;
+    insert_key(e, key, e->high);
+    if (y->plan.parts == 1) return;
+    for (uint64_t j = 0; j < y->plan.block; j++) {
+        if (e->low[j] == 0) continue;
+        insert_key(e, y->block_count + key, e->low);
+        return;
     }
 }
 
@@ -126,21 +135,19 @@ static void encode_elements(encoder *e, uint64_t begin, uint64_t end) {
         const uint32_t bits = bits_of(e->x[i]);
         if (!(bits << 1)) continue;
         const double v = take_element(e, i, bits);
-        e->tally.nonzero_keys++;
-        split_lanes(e, v, e->high, e->low);
-        insert_key(e, i);
+        split(e, v, e->high, e->low);
+        insert_parts(e, i);
     }
 }
 
 static void encode_block(encoder *e, uint64_t key, uint64_t begin, uint64_t end) {
     const uint64_t block = e->layout->plan.block;
-    e->tally.nonzero_keys++;
     for (uint64_t j = 0; j < block; j++) {
         const uint32_t bits = begin + j < end ? bits_of(e->x[begin + j]) : 0;
         e->high[j] = e->low[j] = 0;
-        if (bits << 1) split_lanes(e, take_element(e, begin + j, bits), &e->high[j], &e->low[j]);
+        if (bits << 1) split(e, take_element(e, begin + j, bits), &e->high[j], &e->low[j]);
     }
-    insert_key(e, key);
+    insert_parts(e, key);
 }
 
 static void encode_all(encoder *e) {
@@ -164,7 +171,6 @@ lhc_status lhc_encode(const lhc_layout *y, const float *x, int64_t rank, double 
     double *scratch = malloc((size_t)(2 * block + digits) * sizeof *scratch);
     if (!scratch) return LHC_ERR_MEMORY;
 
-    const int single = y->plan.exponent - (int)y->value_bits;
     encoder e = {
         .layout = y,
         .x = x,
@@ -176,8 +182,8 @@ lhc_status lhc_encode(const lhc_layout *y, const float *x, int64_t rank, double 
         .tally = {.magnitude = INT32_MIN},
         .limit = ldexp(1, y->plan.exponent),
         .per_unit = ldexp(1, -y->unit_exponent),
-        .per_single_unit = ldexp(1, -(single > LHC_MIN_UNIT_EXPONENT ? single : LHC_MIN_UNIT_EXPONENT)),
-        .high_unit = ldexp(1, (int)y->value_bits),
+        .per_high_unit = ldexp(1, -(y->unit_exponent + (int)y->low_bits)),
+        .high_unit = ldexp(1, (int)y->low_bits),
     };
     e.powers[0] = 1;
     for (uint64_t j = 1; j < digits; j++) e.powers[j] = e.powers[j - 1] * ((double)y->plan.world_size + 1);

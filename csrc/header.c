@@ -33,7 +33,7 @@ void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank,
     for (uint64_t i = LHC_FINGERPRINT; i < LHC_CHECKSUM; i++) checksum += checksum_term(i, field[i]);
     for (uint64_t i = LHC_HEADER_FIELDS; i < y->header_size; i++) wire[i] = 0;
     if (tally->magnitude != INT32_MIN) {
-        const uint64_t digit = (uint64_t)(tally->magnitude - LHC_MIN_EXPONENT) / 4;
+        const uint64_t digit = (uint64_t)(tally->magnitude - LHC_MIN_EXPONENT);
         const uint64_t position = LHC_HEADER_FIELDS + digit / y->digits_per_cell;
         int64_t power = 1;
         for (uint64_t i = 0; i < digit % y->digits_per_cell; i++) power *= n + 1;
@@ -118,8 +118,7 @@ static int32_t largest_magnitude(const lhc_layout *y, const int64_t *digits) {
         for (; rest; rest /= base, digit++)
             if (rest % base) highest = digit;
         const int32_t class = (int32_t)((position - LHC_HEADER_FIELDS) * y->digits_per_cell + highest);
-        const int32_t exponent = 4 * class + LHC_MIN_EXPONENT + 3;
-        return exponent < LHC_MAX_EXPONENT ? exponent : LHC_MAX_EXPONENT;
+        return class + LHC_MIN_EXPONENT;
     }
     return INT32_MIN;
 }

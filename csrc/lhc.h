@@ -22,7 +22,7 @@ typedef enum {
     LHC_ERR_CAPACITY = -3,
     LHC_ERR_INDEX = -4,
     LHC_ERR_BLOCK = -5,
-    LHC_ERR_VALUE_LANES = -6,
+    LHC_ERR_PARTS = -6,
     LHC_ERR_EXPONENT = -7,
     LHC_ERR_PROBE_BLOCK = -8,
     LHC_ERR_COUNT_RANGE = -9,   /* numel * world_size does not fit a cell */
@@ -63,7 +63,7 @@ typedef struct {
     uint64_t seed;
     uint32_t world_size;
     uint32_t index;       /* lhc_index */
-    uint32_t value_lanes;
+    uint32_t parts;       /* 1, or 2: high and low part of an element under two keys */
     uint32_t precision;   /* lhc_precision */
     int32_t exponent;
 } lhc_plan;
@@ -74,7 +74,8 @@ typedef struct {
     uint64_t wire_size;     /* numbers in the wire */
     uint64_t header_size;
     uint64_t bitmap_size;   /* 0 unless bitmap */
-    uint64_t key_count;
+    uint64_t block_count;
+    uint64_t key_count;     /* parts * block_count */
     uint64_t cell_count;    /* 0 for a header alone */
     uint64_t cell_stride;   /* numbers per cell */
     uint64_t segments;      /* in which keys start; the table has two more */
@@ -90,7 +91,8 @@ typedef struct {
     uint32_t count_bits;
     uint32_t r_bits;
     uint32_t digits_per_cell;
-    int32_t unit_exponent;
+    uint32_t low_bits;      /* by which the low part's unit is smaller than the high part's; 0 with one part */
+    int32_t unit_exponent;  /* of the low part */
     uint64_t odd[3];
     uint64_t odd_inverse[3];
     uint64_t segment_seed;

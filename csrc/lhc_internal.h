@@ -4,10 +4,10 @@
 
 #include "lhc.h"
 
-#define LHC_FORMAT_VERSION 1u
+#define LHC_FORMAT_VERSION 2u
 #define LHC_MAX_WORLD_SIZE 4096u
 #define LHC_HEADER_FIELDS 15u
-#define LHC_MAGNITUDE_CLASSES 70u
+#define LHC_MAGNITUDE_CLASSES 277u
 #define LHC_MIN_EXPONENT (-148)
 #define LHC_MAX_EXPONENT 128
 #define LHC_MIN_UNIT_EXPONENT (-149)
@@ -135,13 +135,30 @@ lhc_status lhc_header_refusal(const lhc_layout *y, const lhc_header *header);
 typedef struct {
     lhc_scale scale;
     uint32_t format;
-    uint32_t value_bits;
+    uint32_t low_bits;
     int32_t unit_exponent;
     double unit; /* 2 ^ unit_exponent */
 } lhc_rounding;
 
-lhc_rounding lhc_rounding_of(const lhc_layout *y, const lhc_scale *scale, uint32_t format);
+/* Of values in units of 2 ^ (unit_exponent + low_bits), with a low part in units of 2 ^ unit_exponent. */
+lhc_rounding lhc_rounding_of(const lhc_scale *scale, uint32_t format, int32_t unit_exponent, uint32_t low_bits);
 float lhc_round_once(const lhc_rounding *rounding, int64_t high, int64_t low);
+
+/* output.c: where the values of peeled keys go. High and low part of a block come in any order, and are rounded together. */
+typedef struct {
+    const lhc_layout *layout;
+    lhc_rounding high, both; /* for elements without and with a low part */
+    float *y;
+    uint64_t *keys;  /* while low parts may come: what was put, in this order; else NULL */
+    int64_t *values; /* block numbers for each of keys */
+    uint64_t count, low_count;
+} lhc_output;
+
+/* header: of the wire; it tells whether there are low parts. */
+lhc_status lhc_output_open(lhc_output *output, const lhc_layout *y, const lhc_header *header, uint32_t format, float *out);
+lhc_status lhc_output_put(lhc_output *output, uint64_t key, const int64_t *values);
+lhc_status lhc_output_join_parts(lhc_output *output);
+void lhc_output_close(lhc_output *output);
 
 /* table.c: the cells of a reduced wire as integers */
 typedef struct {
@@ -153,12 +170,11 @@ lhc_status lhc_table_load(lhc_table *table, const double *cells, const lhc_scale
 lhc_status lhc_table_check_parity(const lhc_table *table);
 lhc_status lhc_table_check_empty(const lhc_table *table);
 lhc_status lhc_table_take_values(const lhc_table *table, uint64_t key, const uint64_t cell[3], uint64_t from,
-                                 const lhc_rounding *rounding, float *y);
+                                 lhc_output *output);
 
 /* peel_keyed.c, peel_bitmap.c */
-lhc_status lhc_peel_keyed(const lhc_table *table, const lhc_header *header, const lhc_rounding *rounding, float *y,
-                          uint64_t *union_keys);
-lhc_status lhc_peel_bitmap(const lhc_table *table, const double *digits, const lhc_header *header,
-                           const lhc_rounding *rounding, float *y, uint64_t *union_keys);
+lhc_status lhc_peel_keyed(const lhc_table *table, const lhc_header *header, lhc_output *output, uint64_t *union_keys);
+lhc_status lhc_peel_bitmap(const lhc_table *table, const double *digits, const lhc_header *header, lhc_output *output,
+                           uint64_t *union_keys);
 
 #endif

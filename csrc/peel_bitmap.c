@@ -48,7 +48,7 @@ static void count_degrees(const lhc_layout *y, bitmap_peeler *peeler) {
     }
 }
 
-static lhc_status peel(const lhc_table *table, bitmap_peeler *peeler, const lhc_rounding *rounding, float *out) {
+static lhc_status peel(const lhc_table *table, bitmap_peeler *peeler, lhc_output *output) {
     const lhc_layout *y = table->layout;
     uint64_t left = peeler->count;
     for (uint64_t start = 0; start < y->cell_count; start++) {
@@ -60,7 +60,7 @@ static lhc_status peel(const lhc_table *table, bitmap_peeler *peeler, const lhc_
             const uint32_t ordinal = peeler->ordinals[at];
             uint64_t cell[3];
             lhc_cells_of(y, lhc_place_of(y, peeler->keys[ordinal]), cell);
-            const lhc_status status = lhc_table_take_values(table, peeler->keys[ordinal], cell, at, rounding, out);
+            const lhc_status status = lhc_table_take_values(table, peeler->keys[ordinal], cell, at, output);
             if (status) return status;
             left--;
             for (int role = 0; role < 3; role++) {
@@ -74,8 +74,8 @@ static lhc_status peel(const lhc_table *table, bitmap_peeler *peeler, const lhc_
     return lhc_table_check_empty(table);
 }
 
-lhc_status lhc_peel_bitmap(const lhc_table *table, const double *digits, const lhc_header *header,
-                           const lhc_rounding *rounding, float *out, uint64_t *union_keys) {
+lhc_status lhc_peel_bitmap(const lhc_table *table, const double *digits, const lhc_header *header, lhc_output *output,
+                           uint64_t *union_keys) {
     const uint64_t cells = table->layout->cell_count;
     if (cells >= UINT32_MAX) return LHC_ERR_MEMORY; /* capacity is below 2^31, so the table is far smaller */
     bitmap_peeler peeler = {
@@ -89,7 +89,7 @@ lhc_status lhc_peel_bitmap(const lhc_table *table, const double *digits, const l
         status = read_digits(table->layout, digits, header, &peeler);
         if (!status) {
             count_degrees(table->layout, &peeler);
-            status = peel(table, &peeler, rounding, out);
+            status = peel(table, &peeler, output);
         }
     }
     *union_keys = peeler.count;

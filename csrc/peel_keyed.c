@@ -57,8 +57,7 @@ static void remove_index(const lhc_table *table, const pure_key *found) {
     }
 }
 
-lhc_status lhc_peel_keyed(const lhc_table *table, const lhc_header *header, const lhc_rounding *rounding, float *y_out,
-                          uint64_t *union_keys) {
+lhc_status lhc_peel_keyed(const lhc_table *table, const lhc_header *header, lhc_output *output, uint64_t *union_keys) {
     const lhc_layout *y = table->layout;
     const uint64_t cells = y->cell_count;
     /* A peeled cell puts two others on the stack; more keys than cells can't be told apart. */
@@ -80,7 +79,7 @@ lhc_status lhc_peel_keyed(const lhc_table *table, const lhc_header *header, cons
             }
             found_keys++;
             found_count += found.count;
-            status = lhc_table_take_values(table, found.key, found.cell, at, rounding, y_out);
+            status = lhc_table_take_values(table, found.key, found.cell, at, output);
             if (status) break;
             remove_index(table, &found);
             for (uint64_t role = 0; role < 3; role++)

@@ -21,7 +21,7 @@ static uint64_t inverse_of_odd(uint64_t a) {
 static uint32_t fingerprint_of(const lhc_plan *p, uint32_t hash_bits) {
     const uint64_t fields[] = {p->numel,       p->world_size,
                                p->capacity,    p->index,
-                               p->block,       p->value_lanes,
+                               p->block,       p->parts,
                                (uint64_t)(p->exponent + 1024), p->precision,
                                p->seed,        p->probe_block};
     uint64_t h = lhc_mix(LHC_FORMAT_VERSION);
@@ -35,7 +35,7 @@ static lhc_status check_plan(const lhc_plan *p) {
     if (p->capacity < 1 || p->capacity > INT32_MAX) return LHC_ERR_CAPACITY;
     if (p->index > LHC_INDEX_BITMAP) return LHC_ERR_INDEX;
     if (p->block < 1 || p->block > p->numel) return LHC_ERR_BLOCK;
-    if (p->value_lanes < 1 || p->value_lanes > 2) return LHC_ERR_VALUE_LANES;
+    if (p->parts < 1 || p->parts > 2) return LHC_ERR_PARTS;
     if (p->exponent < LHC_MIN_EXPONENT || p->exponent > LHC_MAX_EXPONENT) return LHC_ERR_EXPONENT;
     if (p->precision > LHC_BOUNDED) return LHC_ERR_ARGUMENT;
     if (p->probe_block < 1 || p->probe_block > p->numel) return LHC_ERR_PROBE_BLOCK;
@@ -47,8 +47,11 @@ static void size_table(lhc_layout *y) {
     static const struct {
         uint64_t limit;
         uint32_t segment_bits, factor; /* factor in 64ths */
-    } rows[] = {{16, 5, 64},     {64, 6, 64},      {128, 7, 64},      {320, 8, 48},      {512, 8, 64},     {768, 9, 40},
-                {2048, 9, 64},   {4096, 10, 64},   {16384, 10, 80},   {131072, 11, 75},  {1048576, 12, 72}, {INT32_MAX, 13, 72}};
+    } rows[] = {
+        {24, 5, 64}, {36, 5, 113}, {48, 5, 128}, {64, 6, 64}, {96, 6, 85}, {120, 6, 102}, {150, 7, 54}, {230, 7, 71},
+        {300, 7, 81}, {384, 8, 42}, {580, 8, 56}, {700, 8, 70}, {800, 9, 40}, {1300, 9, 50}, {1700, 9, 57},
+        {2100, 10, 31}, {2900, 10, 44}, {3500, 10, 56}, {4300, 11, 30}, {6000, 11, 43}, {16384, 10, 74},
+        {131072, 11, 74}, {1048576, 12, 72}, {INT32_MAX, 13, 72}};
     size_t i = 0;
     while (y->plan.capacity > rows[i].limit) i++;
     const uint32_t least = (y->key_bits + 2) / 3; /* so that ids stay below L * L, where shifts are injective */
@@ -78,7 +81,7 @@ static lhc_status size_index(lhc_layout *y) {
 static lhc_status size_wire(lhc_layout *y) {
     const uint64_t limit = SIZE_MAX / 16;
     y->wire_size = y->header_size + y->bitmap_size;
-    y->cell_stride = y->index_lanes + y->plan.value_lanes * y->plan.block;
+    y->cell_stride = y->index_lanes + y->plan.block;
     if (y->plan.index == LHC_INDEX_NONE) {
         y->cell_count = 0;
         return LHC_OK;
@@ -86,6 +89,11 @@ static lhc_status size_wire(lhc_layout *y) {
     if (y->cell_count > (limit - y->wire_size) / y->cell_stride) return LHC_ERR_WIRE_RANGE;
     y->wire_size += y->cell_count * y->cell_stride;
     return LHC_OK;
+}
+
+static int32_t unit_below(int32_t exponent, uint32_t bits) {
+    const int32_t unit = exponent - (int32_t)bits;
+    return unit > LHC_MIN_UNIT_EXPONENT ? unit : LHC_MIN_UNIT_EXPONENT;
 }
 
 static void seed_hashes(lhc_layout *y) {
@@ -112,10 +120,12 @@ lhc_status lhc_plan_layout(const lhc_plan *plan, lhc_layout *y) {
     y->value_bits = y->cell_bits - lhc_bit_length(n - 1) - LHC_KEYS_PER_CELL_BITS;
     y->pilot_unit = (uint64_t)6 << (y->cell_bits - lhc_bit_length(n * (n + 1) * (2 * n + 1)));
     y->digits_per_cell = digits_per_cell(plan->world_size, full_bits);
-    const int32_t unit = plan->exponent - (int32_t)(plan->value_lanes * y->value_bits);
-    y->unit_exponent = unit > LHC_MIN_UNIT_EXPONENT ? unit : LHC_MIN_UNIT_EXPONENT;
+    const int32_t high_unit = unit_below(plan->exponent, y->value_bits);
+    y->unit_exponent = plan->parts == 1 ? high_unit : unit_below(high_unit, y->value_bits);
+    y->low_bits = (uint32_t)(high_unit - y->unit_exponent);
 
-    y->key_count = (plan->numel + plan->block - 1) / plan->block;
+    y->block_count = (plan->numel + plan->block - 1) / plan->block;
+    y->key_count = plan->parts * y->block_count;
     y->key_bits = lhc_bit_length(y->key_count - 1);
     y->header_size = LHC_HEADER_FIELDS + (LHC_MAGNITUDE_CLASSES + y->digits_per_cell - 1) / y->digits_per_cell;
     if (plan->index == LHC_INDEX_BITMAP)

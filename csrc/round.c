@@ -4,7 +4,7 @@
 
 #include "lhc_internal.h"
 
-#define LIMBS 8           /* 256 bits: 53 + 45 of a two-lane value, 53 of a factor, and the room to shift */
+#define LIMBS 8           /* 256 bits: 53 + 45 of a value of two parts, 53 of a factor, and the room to shift */
 #define EXACT_QUOTIENT 0x1p50 /* below this, value / N in binary64 can't reach a tie of a shorter format by rounding */
 
 typedef struct {
@@ -110,7 +110,7 @@ static double round_double(double value, const format_traits *format) {
 static float round_wide_value(const lhc_rounding *r, int64_t high, int64_t low) {
     /* |high * 2^b + low|: make both parts nonnegative by borrowing */
     wide magnitude = {{0}};
-    const int64_t unit = (int64_t)1 << r->value_bits;
+    const int64_t unit = (int64_t)1 << r->low_bits;
     int64_t carry = low / unit, rest = low % unit;
     high += carry;
     const int negative = high < 0 || (high == 0 && rest < 0);
@@ -122,7 +122,7 @@ static float round_wide_value(const lhc_rounding *r, int64_t high, int64_t low) 
         high -= 1;
         rest += unit;
     }
-    wide_add_shifted(&magnitude, (uint64_t)high, r->value_bits);
+    wide_add_shifted(&magnitude, (uint64_t)high, r->low_bits);
     wide_add_shifted(&magnitude, (uint64_t)rest, 0);
 
     int exponent = r->unit_exponent, sticky = 0;
@@ -143,14 +143,14 @@ static float round_wide_value(const lhc_rounding *r, int64_t high, int64_t low) 
     return to_float32(negative ? -rounded : rounded);
 }
 
-lhc_rounding lhc_rounding_of(const lhc_layout *y, const lhc_scale *scale, uint32_t format) {
-    const lhc_rounding rounding = {*scale, format, y->value_bits, y->unit_exponent, ldexp(1, y->unit_exponent)};
+lhc_rounding lhc_rounding_of(const lhc_scale *scale, uint32_t format, int32_t unit_exponent, uint32_t low_bits) {
+    const lhc_rounding rounding = {*scale, format, low_bits, unit_exponent, ldexp(1, unit_exponent)};
     return rounding;
 }
 
 float lhc_round_once(const lhc_rounding *r, int64_t high, int64_t low) {
     const uint32_t n = r->scale.kind == LHC_SCALE_AVERAGE ? r->scale.world_size : 1;
-    const double high_part = (double)high * (double)((int64_t)1 << r->value_bits);
+    const double high_part = (double)high * (double)((int64_t)1 << r->low_bits);
     double value = high_part + (double)low; /* exact when below 2^50 */
     if (r->scale.kind == LHC_SCALE_OTHER) return round_wide_value(r, high, low);
     if (!(fabs(value) < EXACT_QUOTIENT)) {

@@ -9,7 +9,7 @@ const char *lhc_status_text(lhc_status status) {
     case LHC_ERR_CAPACITY: return "capacity must lie in 1 .. 2^31 - 1";
     case LHC_ERR_INDEX: return "index must be none, keyed or bitmap";
     case LHC_ERR_BLOCK: return "block must lie in 1 .. numel";
-    case LHC_ERR_VALUE_LANES: return "value_lanes must be 1 or 2";
+    case LHC_ERR_PARTS: return "parts must be 1 or 2";
     case LHC_ERR_EXPONENT: return "exponent must lie in -148 .. 128";
     case LHC_ERR_PROBE_BLOCK: return "probe_block must lie in 1 .. numel";
     case LHC_ERR_COUNT_RANGE: return "numel times world_size is too large to be counted in one cell";

@@ -18,18 +18,18 @@ lhc_status lhc_table_load(lhc_table *table, const double *cells, const lhc_scale
 
 lhc_status lhc_table_check_parity(const lhc_table *table) {
     const lhc_layout *y = table->layout;
-    const uint64_t lanes = y->cell_stride - y->index_lanes, segment = (uint64_t)1 << y->segment_bits;
-    uint64_t *sums = calloc((size_t)(3 * lanes), sizeof *sums); /* modulo 2^64 */
+    const uint64_t block = y->plan.block, segment = (uint64_t)1 << y->segment_bits;
+    uint64_t *sums = calloc((size_t)(3 * block), sizeof *sums); /* modulo 2^64 */
     if (!sums) return LHC_ERR_MEMORY;
     for (uint64_t g = 0; g < y->segments + 2; g++) {
-        uint64_t *sum = sums + (g % 3) * lanes;
+        uint64_t *sum = sums + (g % 3) * block;
         for (uint64_t i = g * segment; i < (g + 1) * segment; i++) {
             const int64_t *values = table->cells + i * y->cell_stride + y->index_lanes;
-            for (uint64_t j = 0; j < lanes; j++) sum[j] += (uint64_t)values[j];
+            for (uint64_t j = 0; j < block; j++) sum[j] += (uint64_t)values[j];
         }
     }
-    const int equal = !memcmp(sums, sums + lanes, (size_t)lanes * sizeof *sums) &&
-                      !memcmp(sums, sums + 2 * lanes, (size_t)lanes * sizeof *sums);
+    const int equal = !memcmp(sums, sums + block, (size_t)block * sizeof *sums) &&
+                      !memcmp(sums, sums + 2 * block, (size_t)block * sizeof *sums);
     free(sums);
     return equal ? LHC_OK : LHC_ERR_PARITY;
 }
@@ -44,27 +44,23 @@ lhc_status lhc_table_check_empty(const lhc_table *table) {
 /* Wraps like the sums of the reduction would: a wire is untrusted, and signed overflow is undefined. */
 static void subtract(int64_t *from, int64_t value) { *from = (int64_t)((uint64_t)*from - (uint64_t)value); }
 
-/* Gives the values in cell number `from` to the key's elements in y, and removes them from the key's three cells. */
+/* Gives the values in cell number `from` to the output, and removes them from the key's three cells. */
 lhc_status lhc_table_take_values(const lhc_table *table, uint64_t key, const uint64_t cell[3], uint64_t from,
-                                 const lhc_rounding *rounding, float *out) {
+                                 lhc_output *output) {
     const lhc_layout *y = table->layout;
-    const uint64_t block = y->plan.block, lanes = y->cell_stride - y->index_lanes;
-    const uint64_t begin = key * block, numel = y->plan.numel;
-    const uint64_t size = numel - begin < block ? numel - begin : block;
+    const uint64_t block = y->plan.block;
     int64_t *source = table->cells + from * y->cell_stride + y->index_lanes;
-    const int64_t *high = y->plan.value_lanes == 2 ? source : NULL, *low = source + (lanes - block);
 
     const int64_t bound = (int64_t)y->plan.world_size << y->value_bits;
-    for (uint64_t j = 0; j < lanes; j++)
+    for (uint64_t j = 0; j < block; j++)
         if (source[j] > bound || source[j] < -bound) return LHC_ERR_COUNT;
-    for (uint64_t j = 0; j < size; j++) out[begin + j] = lhc_round_once(rounding, high ? high[j] : 0, low[j]);
-    for (uint64_t j = size; j < block; j++)
-        if (low[j] || (high && high[j])) return LHC_ERR_COUNT;
+    const lhc_status status = lhc_output_put(output, key, source);
+    if (status) return status;
     for (uint64_t role = 0; role < 3; role++) {
         if (cell[role] == from) continue;
         int64_t *values = table->cells + cell[role] * y->cell_stride + y->index_lanes;
-        for (uint64_t j = 0; j < lanes; j++) subtract(&values[j], source[j]);
+        for (uint64_t j = 0; j < block; j++) subtract(&values[j], source[j]);
     }
-    memset(source, 0, (size_t)lanes * sizeof *source);
+    memset(source, 0, (size_t)block * sizeof *source);
     return LHC_OK;
 }

@@ -89,6 +89,7 @@ class Layout:
     cell_bits: int
     value_bits: int
     index_lanes: int
+    low_bits: int
     unit_exponent: int
     pointer: Any  # lhc_layout *
 
@@ -103,7 +104,7 @@ def plan_layout(
     capacity: int,
     index: str,
     block: int,
-    value_lanes: int,
+    parts: int,
     exponent: int,
     precision: str,
     seed: int,
@@ -125,7 +126,7 @@ def plan_layout(
                 "seed": seed,
                 "world_size": world_size,
                 "index": INDEX_CODES[index],
-                "value_lanes": value_lanes,
+                "parts": parts,
                 "precision": PRECISION_CODES[precision],
                 "exponent": exponent,
             },
@@ -149,6 +150,7 @@ def plan_layout(
         cell_bits=layout.cell_bits,
         value_bits=layout.value_bits,
         index_lanes=layout.index_lanes,
+        low_bits=layout.low_bits,
         unit_exponent=layout.unit_exponent,
         pointer=layout,
     )

@@ -33,7 +33,7 @@ class Header:
         nonzero_keys: keys (blocks of ``plan.block`` elements) with a nonzero element.
         nonfinite: elements that are NaN or infinite.
         overflow: finite elements with ``|x| >= 2 ** plan.exponent``.
-        inexact: elements that the value lanes can't hold exactly.
+        inexact: elements that the plan can't hold exactly.
         inexact_single: elements that a single value lane couldn't hold exactly.
         over_capacity: ranks that have more than ``plan.capacity`` nonzero keys.
         nonzero_probe_blocks: blocks of ``plan.probe_block`` elements with a nonzero element.

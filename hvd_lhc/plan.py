@@ -19,14 +19,15 @@ class Plan:
     Attributes:
         numel: elements of the gradient.
         world_size: ranks whose wires are added, 1 to 4096.
-        capacity: distinct keys, over all ranks together, that must fit. Larger: a larger wire, fewer refusals.
+        capacity: distinct keys, over all ranks together, that must fit, those of low parts included. Larger: a larger wire, fewer refusals.
         index: how decode learns which keys are there. ``"keyed"``: the cells carry it, about 16 to 32 bytes per key;
             ``"bitmap"``: 8 bytes per 21 keys (at 4 ranks) of the whole key space; ``"none"``: a header and no gradient.
         block: consecutive elements per key (a row of an embedding table, say); the last block may be short.
-        value_lanes: 1, or 2 where elements differ so much in size that one lane can't hold them exactly.
+        parts: 1, or 2 where some elements differ so much in size from the largest that one cell can't hold them exactly:
+            blocks with such elements are two keys, one for the high and one for the low part of their elements.
         exponent: every ``|x|`` on every rank is below ``2 ** exponent``.
         seed: selects the hash functions; another seed helps after a table could not be peeled.
-        precision: ``"lossless"``: elements that a lane can't hold exactly make decode refuse; ``"bounded"``: they are
+        precision: ``"lossless"``: elements that can't be held exactly make decode refuse; ``"bounded"``: they are
             rounded to the nearest multiple of ``2 ** unit_exponent``, and counted.
         probe_block: nonzero blocks of so many elements are counted in the header (for the planner); 0 means ``block``.
 
@@ -39,7 +40,7 @@ class Plan:
     capacity: int = 1
     index: str = "keyed"
     block: int = 1
-    value_lanes: int = 1
+    parts: int = 1
     exponent: int = 0
     seed: int = 0
     precision: str = "lossless"
@@ -77,8 +78,8 @@ class Plan:
 
     @property
     def value_bits(self) -> int:
-        """Bits of an element's value that the value lanes hold, sign not counted."""
-        return self.value_lanes * self.layout.value_bits
+        """Bits of an element's value that its parts hold, sign not counted."""
+        return self.parts * self.layout.value_bits
 
     @property
     def unit_exponent(self) -> int:
@@ -87,7 +88,7 @@ class Plan:
 
     @property
     def key_count(self) -> int:
-        """Keys of the whole tensor: blocks, the last perhaps short."""
+        """Keys of the whole tensor: blocks, the last perhaps short, times ``parts``."""
         return self.layout.key_count
 
     def __getstate__(self) -> dict[str, object]:

@@ -8,25 +8,37 @@ next :class:`State` follows from the current one and from :class:`Facts`: exact 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from hvd_lhc.demand import Demand, first_guess
 from hvd_lhc.errors import ConfigError
 from hvd_lhc.plan import Plan
 from hvd_lhc.settings import Settings
-from hvd_lhc.sizing import Tensor, cheapest_plan, grid_capacity, grow_plan, header_plan
+from hvd_lhc.sizing import Tensor, cheapest_plan, grow_plan, header_plan
 
 __all__ = ["Facts", "State", "first_state", "merge", "next_state"]
 
-#: The exponent is lowered only when it is this far above the largest magnitude seen.
-_EXPONENT_SLACK = 16
-#: A capacity is lowered only after so many steps in which a smaller one would have done.
-_SHRINK_AFTER_STEPS = 16
-#: Two lanes become one again after so many steps without an element that needs two (doubled after every relapse).
-_SINGLE_LANE_AFTER_STEPS = 64
 #: A refusal costs as many points as it takes verified steps to earn back; with too many the tensor goes dense. Three
 #: refusals in a row are too many, and so is one in fewer than every four steps in the long run.
 _POINTS_PER_REFUSAL = 4
 _POINTS_UNTIL_DENSE = 12
+#: A sketch that has become too large is kept until it exceeds ``max_wire_ratio`` by this factor.
+_RATIO_SLACK = 1.2
+#: Another plan has to save so many parts of the wire.
+_LEAST_SAVING = 1 / 12
+#: A smaller wire is taken once the larger one has cost so much of a dense reduction, which is what it costs to have taken
+#: it too early. Doubled each time that it was, up to 16 times as much.
+_PATIENCE = 1 / 8
+_SOON = 256
+#: One part again after so many steps without an element that needs two (doubled after every relapse).
+_SINGLE_PART_AFTER_STEPS = 256
+#: A jump of the largest magnitude beyond the exponent by more powers of two than this is taken for an accident at first.
+_MAGNITUDE_ACCIDENT = 4
+#: The exponent is too high where it is this far above the largest magnitude, and so many of all elements need a low part.
+_EXPONENT_SLACK = 4
+_MOST_LOW_PARTS = 1 / 64
+#: Probes that found something to gain count for nothing before so many verified steps.
+_PROVEN_AFTER_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class Facts:
         nonzero_elements: over all ranks, elements counted once per rank.
         nonzero_keys: the same of the plan's keys.
         nonzero_rows: the same of rows.
-        inexact_single: elements that a single value lane couldn't hold.
+        inexact_single: elements that need a low part (or would, with two parts).
         magnitude_exponent: every element is below two to this; ``None``: all are zero.
     """
 
@@ -60,10 +72,14 @@ class State:
         kind: ``"probe"`` (a header alone, then a dense reduction), ``"sketch"`` or ``"dense"`` (no header at all).
         plan: the plan of the wire; ``None`` for ``"dense"``.
         steps_left: dense: steps until the next probe.
-        probes_in_vain: dense: probes so far that found nothing to gain.
-        refusal_points: sketch: how much it has been refused of late.
-        roomy_steps, roomy_keys: steps in a row in which a smaller capacity would have done, and the largest union in them.
-        single_steps: steps in a row in which one lane would have done.
+        probes_in_vain: probes so far that found nothing to gain, or no lasting gain.
+        proven_steps: sketch: steps in a row that were verified.
+        refusal_points: how much it has been refused of late.
+        demand: what the last verified steps needed.
+        waste: bytes that the plan has cost more than a smaller one that would have done.
+        hasty: how many times in a row a smaller plan was taken too early.
+        steps_since_shrink: steps since that happened last.
+        single_steps: steps in a row in which one part would have done.
         single_wait: how many of them it takes.
         provisional: the capacity comes from an upper bound, not from a union that was seen.
         expected_keys: provisional: ``Facts.nonzero_keys`` of the step that the capacity was made for.
@@ -73,11 +89,14 @@ class State:
     plan: Plan | None = None
     steps_left: int = 0
     probes_in_vain: int = 0
+    proven_steps: int = 0
     refusal_points: int = 0
-    roomy_steps: int = 0
-    roomy_keys: int = 0
+    demand: Demand = field(default_factory=Demand)
+    waste: int = 0
+    hasty: int = 0
+    steps_since_shrink: int = _SOON
     single_steps: int = 0
-    single_wait: int = _SINGLE_LANE_AFTER_STEPS
+    single_wait: int = _SINGLE_PART_AFTER_STEPS
     provisional: bool = False
     expected_keys: int = 0
 
@@ -145,15 +164,23 @@ def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, se
     if facts.reason == "nonfinite":  # says nothing about sparsity; look again
         return state
     # Ranks may share all their nonzeros or none: with luck the union is the average of the ranks, at worst the sum.
-    luck = -(-facts.nonzero_elements // world_size), -(-facts.nonzero_rows // world_size)
+    counts = {1: facts.nonzero_elements}
+    if tensor.has_rows:
+        counts[tensor.row] = facts.nonzero_rows
     exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
-    hopeful = cheapest_plan(tensor, world_size, settings, luck, exponent, lanes=1, seed=0)
-    if hopeful is None:
+    parts = 1 if settings.precision == "bounded" else 2
+    plans = [
+        plan
+        for block, count in counts.items()
+        if (plan := cheapest_plan(tensor, world_size, settings, block, -(-count // world_size), exponent, parts, seed=0))
+    ]
+    hopeful = min(plans, key=lambda plan: plan.wire_size, default=None)
+    if hopeful is None or hopeful.wire_bytes > _limit(tensor, settings):
         return _go_dense(state, settings)
-    worst = grow_plan(hopeful, facts.nonzero_rows if hopeful.block > 1 else facts.nonzero_elements)
+    expected = counts[hopeful.block]
+    worst = grow_plan(hopeful, first_guess(expected))
     plan = worst if worst is not None and worst.wire_bytes <= tensor.dense_bytes else hopeful
-    expected = facts.nonzero_rows if plan.block > 1 else facts.nonzero_elements
-    return State("sketch", plan, provisional=True, expected_keys=expected)
+    return State("sketch", plan, probes_in_vain=state.probes_in_vain, provisional=True, expected_keys=expected)
 
 
 def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -161,48 +188,73 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
     plan = _plan_of(state)
     if facts.reason == "nonfinite":  # the gradient's fault (loss scaling does this), not the plan's
         return state
+    repeated = state.refusal_points > 0
     points = state.refusal_points + _POINTS_PER_REFUSAL
     if points >= _POINTS_UNTIL_DENSE:
         return _go_dense(state, settings)
-    state = replace(state, refusal_points=points, single_steps=0, roomy_steps=0, roomy_keys=0)
-    exponent = max(plan.exponent, tensor.roomy_exponent(facts.magnitude_exponent, world_size))
+    state = replace(state, refusal_points=points, proven_steps=0, single_steps=0, waste=0)
+    exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
     if facts.reason == "overflow":
-        return replace(state, plan=replace(plan, exponent=exponent))
+        if exponent > plan.exponent + _MAGNITUDE_ACCIDENT and not repeated:
+            return state
+        return replace(state, plan=replace(plan, exponent=max(plan.exponent, exponent)))
     if facts.reason == "inexact":
-        wait = min(2 * state.single_wait, 64 * _SINGLE_LANE_AFTER_STEPS)
-        wider = replace(plan, value_lanes=2)
-        if wider.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
-            return state  # one lane and a retry now and then, as long as that's rare
-        return replace(state, plan=wider, single_wait=wait)
-    # Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike.
+        return _after_inexact(state, plan, exponent, tensor, settings)
+    lower = _lower_exponent(plan, facts, tensor, world_size)
+    if lower is not plan:  # most keys were low parts
+        return replace(state, plan=lower)
+    return _after_too_many_keys(state, plan, facts, repeated, tensor, settings)
+
+
+def _after_inexact(state: State, plan: Plan, exponent: int, tensor: Tensor, settings: Settings) -> State:
+    if plan.parts == 2:  # some are so small that even two parts don't reach them
+        return replace(state, plan=replace(plan, exponent=min(plan.exponent, exponent)))
+    try:
+        wider = replace(plan, parts=2)
+    except ConfigError:  # twice the keys are too many for a keyed index of this size
+        wider = None
+    if wider is None or wider.wire_bytes > _RATIO_SLACK * _limit(tensor, settings):
+        return state  # one part and a retry now and then, as long as that's rare
+    return replace(state, plan=wider, single_wait=min(2 * state.single_wait, 16 * _SINGLE_PART_AFTER_STEPS))
+
+
+def _after_too_many_keys(
+    state: State, plan: Plan, facts: Facts, repeated: bool, tensor: Tensor, settings: Settings
+) -> State:
+    """Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike."""
+    hasty = min(state.hasty + 1, 4) if state.steps_since_shrink < _SOON else 0
+    state = replace(state, hasty=hasty, steps_since_shrink=_SOON, provisional=True, expected_keys=facts.nonzero_keys)
+    plan = replace(plan, seed=(plan.seed + 1) % 2**64)
     most = min(facts.nonzero_keys, plan.key_count)
-    bigger = grow_plan(plan, most) if most > plan.capacity else plan
-    if bigger is None:
-        return _go_dense(state, settings)
-    if bigger.wire_bytes > tensor.dense_bytes and most > plan.capacity:
-        return _go_dense(state, settings)
-    plan = replace(bigger, seed=(plan.seed + 1) % 2**64)
-    return replace(state, plan=plan, provisional=True, expected_keys=facts.nonzero_keys)
+    likely = min(most, first_guess(state.demand.union_of(facts.nonzero_keys)))
+    if likely <= plan.capacity and facts.reason != "over_capacity" and not repeated:
+        return replace(state, plan=plan, provisional=False)
+    for keys in (most, likely):
+        bigger = grow_plan(plan, max(keys, plan.capacity))
+        if bigger is not None and bigger.wire_bytes <= tensor.dense_bytes:
+            return replace(state, plan=bigger)
+    return _go_dense(state, settings)
 
 
 def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
-    plan = _plan_of(state)
-    state = replace(state, refusal_points=max(0, state.refusal_points - 1), probes_in_vain=0)
+    proven = state.proven_steps + 1
+    state = replace(
+        state,
+        plan=_fit_exponent(_plan_of(state), facts, state.demand, tensor, world_size),
+        refusal_points=max(0, state.refusal_points - 1),
+        proven_steps=proven,
+        probes_in_vain=0 if proven >= _PROVEN_AFTER_STEPS else state.probes_in_vain,
+        steps_since_shrink=min(state.steps_since_shrink + 1, _SOON),
+    )
     if state.provisional:
-        facts = _scaled(facts, state.expected_keys)
-    wanted = grid_capacity(facts.union_keys)
-    if wanted > plan.capacity or (state.provisional and wanted < plan.capacity):
-        return _resize(state, plan, facts, facts.union_keys, tensor, world_size, settings)
-    state = replace(state, provisional=False)
-
-    if wanted < plan.capacity:
-        keys = max(state.roomy_keys, facts.union_keys)
-        state = replace(state, roomy_steps=state.roomy_steps + 1, roomy_keys=keys)
-        if state.roomy_steps >= _SHRINK_AFTER_STEPS:
-            return _resize(state, plan, facts, keys, tensor, world_size, settings)
-    else:
-        state = replace(state, roomy_steps=0, roomy_keys=0)
-    return _settle_lanes(state, plan, facts, tensor, world_size)
+        state = replace(state, demand=Demand().after(_scaled(facts, state.expected_keys)), provisional=False, waste=0)
+        return _suit(state, tensor, world_size, settings)
+    state = _settle_parts(replace(state, demand=state.demand.after(facts)), facts)
+    if state.demand.least_capacity > _plan_of(state).capacity:
+        return _suit(state, tensor, world_size, settings)
+    if state.demand.is_end_of_period:
+        return _review(state, tensor, world_size, settings)
+    return state
 
 
 def _scaled(facts: Facts, expected_keys: int) -> Facts:
@@ -226,37 +278,92 @@ def _scaled(facts: Facts, expected_keys: int) -> Facts:
     )
 
 
-def _settle_lanes(state: State, plan: Plan, facts: Facts, tensor: Tensor, world_size: int) -> State:
-    """One lane again after a quiet time; a lower exponent when magnitudes have fallen far."""
-    roomy = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
-    if facts.magnitude_exponent is not None and plan.exponent > roomy + _EXPONENT_SLACK:
-        plan = replace(plan, exponent=roomy)
-        return replace(state, plan=plan, single_steps=0)
-    if plan.value_lanes == 1:
+def _lower_exponent(plan: Plan, facts: Facts, tensor: Tensor, world_size: int) -> Plan:
+    """The plan itself, or one with a lower exponent if far too many elements need a low part for its height."""
+    exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
+    if facts.magnitude_exponent is None or plan.exponent < exponent + _EXPONENT_SLACK:
+        return plan
+    if facts.inexact_single <= _MOST_LOW_PARTS * facts.nonzero_elements:
+        return plan
+    return replace(plan, exponent=exponent)
+
+
+def _fit_exponent(plan: Plan, facts: Facts, demand: Demand, tensor: Tensor, world_size: int) -> Plan:
+    """Room above the largest magnitude: more as soon as it grows, less when it has been smaller for a while."""
+    exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
+    if exponent > plan.exponent:
+        return replace(plan, exponent=exponent)
+    if demand.is_end_of_period and demand.magnitude is not None:
+        exponent = max(exponent, tensor.roomy_exponent(demand.magnitude, world_size))
+        return plan if exponent >= plan.exponent else replace(plan, exponent=exponent)
+    return _lower_exponent(plan, facts, tensor, world_size)
+
+
+def _settle_parts(state: State, facts: Facts) -> State:
+    """One part again after a quiet time, if that makes the wire smaller."""
+    plan = _plan_of(state)
+    if plan.parts == 1:
         return state
     quiet = 0 if facts.inexact_single else state.single_steps + 1
-    if quiet >= state.single_wait:
-        return replace(state, plan=replace(plan, value_lanes=1), single_steps=0)
-    return replace(state, single_steps=quiet)
+    if quiet < state.single_wait:
+        return replace(state, single_steps=quiet)
+    single = replace(plan, parts=1)
+    return replace(state, plan=single if single.wire_size < plan.wire_size else plan, single_steps=0)
 
 
-def _resize(
-    state: State, plan: Plan, facts: Facts, union: int, tensor: Tensor, world_size: int, settings: Settings
-) -> State:
-    """Choose anew for the union that was seen; the other kind of key is estimated by the ranks' average overlap."""
-    overlap = max(1, union), max(1, facts.nonzero_keys)
-    if plan.block > 1:
-        elements, rows = -(-facts.nonzero_elements * overlap[0] // overlap[1]), union
-    else:
-        elements, rows = union, -(-facts.nonzero_rows * overlap[0] // overlap[1])
-    best = cheapest_plan(tensor, world_size, settings, (elements, rows), plan.exponent, plan.value_lanes, plan.seed)
-    if best is None:
+def _best_plan(state: State, tensor: Tensor, world_size: int, settings: Settings) -> Plan | None:
+    """The plan that suits the demand: the cheapest with the same keys, or one with keys of the other kind if that saves much."""
+    plan, demand = _plan_of(state), state.demand
+
+    def cheapest(block: int, keys: int) -> Plan | None:
+        return cheapest_plan(tensor, world_size, settings, block, keys, plan.exponent, plan.parts, plan.seed)
+
+    best = cheapest(plan.block, demand.good_capacity)
+    if tensor.has_rows:
+        block = tensor.row if plan.block == 1 else 1
+        other = cheapest(block, demand.of_other_keys(demand.good_capacity, elements_per_key=block == 1))
+        if other is not None and (best is None or _saves_much(best, other)):
+            return other
+    return best
+
+
+def _saves_much(plan: Plan, other: Plan) -> bool:
+    return plan.wire_size - other.wire_size >= _LEAST_SAVING * plan.wire_size
+
+
+def _suit(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    """Take the plan that suits the demand, now."""
+    best = _best_plan(state, tensor, world_size, settings)
+    if best is None or best.wire_bytes > _RATIO_SLACK * _limit(tensor, settings):
         return _go_dense(state, settings)
-    same_keys = best.block == plan.block
-    expected = 0 if same_keys else facts.nonzero_rows if best.block > 1 else facts.nonzero_elements
-    return replace(
-        state, plan=best, provisional=not same_keys, expected_keys=expected, roomy_steps=0, roomy_keys=0
-    )
+    return _take(state, best)
+
+
+def _review(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    """Take the plan that suits the demand, if it is smaller and that pays."""
+    plan = _plan_of(state)
+    best = _best_plan(state, tensor, world_size, settings)
+    if best is None or not _saves_much(plan, best):
+        return replace(state, waste=0)
+    waste = state.waste + state.demand.current.steps * (plan.wire_bytes - best.wire_bytes)
+    if waste < _PATIENCE * tensor.dense_bytes * 2**state.hasty:
+        return replace(state, waste=waste)
+    return replace(_take(state, best), steps_since_shrink=0)
+
+
+def _take(state: State, plan: Plan) -> State:
+    if plan.block == _plan_of(state).block:
+        return replace(state, plan=plan, waste=0)
+    # The union of the other kind of key is an estimate.
+    demand = state.demand
+    sums, steps = (demand.current, demand.last), max(1, demand.steps)
+    expected = -(-sum(p.rows if plan.block > 1 else p.elements for p in sums) // steps)
+    return replace(state, plan=plan, waste=0, demand=Demand(), provisional=True, expected_keys=expected)
+
+
+def _limit(tensor: Tensor, settings: Settings) -> float:
+    """Bytes that a wire may have."""
+    return settings.max_wire_ratio * tensor.dense_bytes
 
 
 def _plan_of(state: State) -> Plan:

@@ -8,12 +8,13 @@ from hvd_lhc.errors import ConfigError
 from hvd_lhc.plan import Plan
 from hvd_lhc.settings import Settings
 
-__all__ = ["Tensor", "cheapest_plan", "grid_capacity", "grow_plan", "header_plan"]
+__all__ = ["Tensor", "cheapest_plan", "grow_plan", "header_plan", "roomiest"]
 
 #: Exponent room: the largest magnitude seen may grow by this many powers of two before a step has to be retried.
-_EXPONENT_HEADROOM = 4
+_EXPONENT_HEADROOM = 2
 #: Rows longer than this are not taken as blocks: a cell would waste more than it saves.
 _LONGEST_ROW = 8192
+_MOST_KEYS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -67,55 +68,61 @@ def header_plan(tensor: Tensor, world_size: int, settings: Settings) -> Plan:
     )
 
 
-def grid_capacity(keys: int) -> int:
-    """The capacity for a union of so many keys: an eighth more, rounded up to a grid with steps of 12 to 25 %.
-
-    A coarse grid keeps the shape of the wire while the union wanders (Horovod caches its responses by shape).
-    """
-    need = keys + keys // 8 + 8
-    step = 1 << max(0, need.bit_length() - 3)
-    return -(-need // step) * step
-
-
 def grow_plan(plan: Plan, keys: int) -> Plan | None:
     """The plan with a capacity for so many keys; ``None`` if there is none."""
     try:
-        return replace(plan, capacity=min(grid_capacity(keys), 2**31 - 1))
+        return roomiest(replace(plan, capacity=min(max(1, keys), _MOST_KEYS)))
     except ConfigError:
         return None
+
+
+def roomiest(plan: Plan) -> Plan:
+    """The plan with the largest capacity that doesn't make its wire larger: tables grow in segments."""
+    step = 1
+    while (more := _with_room_for(plan, step)) is not None:
+        plan, step = more, 2 * step
+    while step:
+        plan = _with_room_for(plan, step) or plan
+        step //= 2
+    return plan
+
+
+def _with_room_for(plan: Plan, more: int) -> Plan | None:
+    """With a capacity for more keys, if the wire stays as it is."""
+    if plan.capacity + more > _MOST_KEYS:
+        return None
+    larger = replace(plan, capacity=plan.capacity + more)
+    return larger if larger.wire_size <= plan.wire_size else None
 
 
 def cheapest_plan(
     tensor: Tensor,
     world_size: int,
     settings: Settings,
-    keys: tuple[int, int],
+    block: int,
+    keys: int,
     exponent: int,
-    lanes: int,
+    parts: int,
     seed: int,
 ) -> Plan | None:
-    """The plan with the smallest wire for so many distinct (elements, rows); ``None`` if dense is better."""
+    """The plan with the smallest wire that has room for so many keys of this block; ``None`` if none can be."""
     best: Plan | None = None
-    row = tensor.row if tensor.has_rows else 1
-    for block, count in ((1, keys[0]), (row, keys[1])) if row > 1 else ((1, keys[0]),):
-        for index in ("keyed", "bitmap"):
-            try:
-                plan = Plan(
-                    numel=tensor.numel,
-                    world_size=world_size,
-                    capacity=min(grid_capacity(count), 2**31 - 1),
-                    index=index,
-                    block=block,
-                    value_lanes=lanes,
-                    exponent=exponent,
-                    seed=seed,
-                    precision=settings.precision,
-                    probe_block=row,
-                )
-            except ConfigError:
-                continue
-            if best is None or plan.wire_size < best.wire_size:
-                best = plan
-    if best is None or best.wire_bytes > settings.max_wire_ratio * tensor.dense_bytes:
-        return None
-    return best
+    for index in ("keyed", "bitmap"):
+        try:
+            plan = Plan(
+                numel=tensor.numel,
+                world_size=world_size,
+                capacity=min(max(1, keys), _MOST_KEYS),
+                index=index,
+                block=block,
+                parts=parts,
+                exponent=exponent,
+                seed=seed,
+                precision=settings.precision,
+                probe_block=tensor.row if tensor.has_rows else 1,
+            )
+        except ConfigError:
+            continue
+        if best is None or plan.wire_size < best.wire_size:
+            best = plan
+    return None if best is None else roomiest(best)

@@ -58,7 +58,7 @@ def _pure_key(g: Geometry, cell: int, numbers: Sequence[int], participants: int)
 
 
 def _peel_keyed(g: Geometry, table: list[list[int]], participants: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Key, count and lanes of everything that can be peeled; the table keeps the rest."""
+    """Key, count and values of everything that can be peeled; the table keeps the rest."""
     progress = True
     while progress:
         progress = False
@@ -96,7 +96,7 @@ def _peel_bitmap(
 
 
 def _peel(plan: PlanLike, g: Geometry, numbers: Sequence[int], header: ReferenceHeader) -> dict[int, list[int]]:
-    """Steps 4 to 6: the lanes of every key in the union. ``numbers``: the wire behind its header, as integers."""
+    """Steps 4 to 6: the values of every key in the union. ``numbers``: the wire behind its header, as integers."""
     body = numbers[g.bitmap_cells :]
     table = [list(body[i * g.cell_size : (i + 1) * g.cell_size]) for i in range(g.cells)]
     _check_parity(plan, g, table, header)
@@ -115,12 +115,25 @@ def _peel(plan: PlanLike, g: Geometry, numbers: Sequence[int], header: Reference
         complete = True  # whatever was not peeled left its index in the table
     if not complete or any(number != 0 for cell in table for number in cell):
         refuse("unpeeled", f"only {len(peeled)} keys could be peeled; raise capacity={plan.capacity}", header)
-    if any(abs(value) > plan.world_size * 2**g.value_bits for _, _, lanes in peeled for value in lanes):
+    if any(abs(value) > plan.world_size * 2**g.value_bits for _, _, values in peeled for value in values):
         refuse("count", "a key has a value that no sum of ranks can have", header)
     total = sum(count for _, count, _ in peeled)
     if total != header.nonzero_keys:
         refuse("count", f"the keys were inserted {total} times, the header says {header.nonzero_keys}", header)
-    return {key: lanes for key, _, lanes in peeled}
+    return {key: values for key, _, values in peeled}
+
+
+def _join_parts(g: Geometry, keys: dict[int, list[int]], header: ReferenceHeader) -> dict[int, list[int]]:
+    """The value of every element of every block in the union: high and low part put together."""
+    low = {key - g.blocks: values for key, values in keys.items() if key >= g.blocks}
+    blocks = {key: [v * 2**g.low_bits for v in values] for key, values in keys.items() if key < g.blocks}
+    if low and not header.inexact_single:
+        refuse("count", "there are low parts, and the header knows of none", header)
+    for block, values in low.items():
+        if block not in blocks:
+            refuse("count", f"block {block} has a low part without a high one", header)
+        blocks[block] = [v + v_low for v, v_low in zip(blocks[block], values)]
+    return blocks
 
 
 def _check_flags(plan: PlanLike, header: ReferenceHeader) -> None:
@@ -159,14 +172,10 @@ def decode(plan: PlanLike, wire: NDArray[np.float64], dtype: str = "float32") ->
     numbers = [unscaled_integer(float(wire[p]), scale, factor, p, header) if wire[p] else 0 for p in positions]
     x = np.zeros(plan.numel, np.float32)
     unit = Fraction(2) ** g.unit_exponent * header.factor
-    for key, lanes in _peel(plan, g, numbers, header).items():
-        values = lanes[: plan.block]
-        if plan.value_lanes == 2:
-            low = lanes[plan.block :]
-            values = [h * 2**g.value_bits + v for h, v in zip(values, low)]
-        for i, v in enumerate(values, start=key * plan.block):
+    for block, values in _join_parts(g, _peel(plan, g, numbers, header), header).items():
+        for i, v in enumerate(values, start=block * plan.block):
             if i < plan.numel:
                 x[i] = round_once(v * unit, dtype)
             elif v != 0:
-                refuse("count", f"key {key} has a value beyond the last element", header)
+                refuse("count", f"block {block} has a value beyond the last element", header)
     return x

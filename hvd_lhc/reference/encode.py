@@ -32,13 +32,18 @@ def contribution(g: Geometry, key_id: int, role: int) -> list[int]:
     return [1 + r * 2**beta, r**2]
 
 
-def _lanes(g: Geometry, plan: PlanLike, values: Sequence[int]) -> list[int]:
-    """The value lanes of one key: all high values, then all low ones."""
-    if plan.value_lanes == 1:
-        return list(values)
-    unit = 2**g.value_bits
-    high = [v // unit if v >= 0 else -(-v // unit) for v in values]  # towards zero
-    return high + [v - h * unit for v, h in zip(values, high)]
+def _keys(plan: PlanLike, g: Geometry, values: dict[int, int]) -> dict[int, list[int]]:
+    """The values of every present key, in the order of insertion: each block's high part, and its low part if it has one."""
+    unit = 2**g.low_bits
+    keys: dict[int, list[int]] = {}
+    for block in sorted({i // plan.block for i in values}):
+        v = [values.get(block * plan.block + j, 0) for j in range(plan.block)]
+        high = [v_j // unit if v_j >= 0 else -(-v_j // unit) for v_j in v]  # towards zero
+        low = [v_j - h * unit for v_j, h in zip(v, high)]
+        keys[block] = high
+        if plan.parts == 2 and any(low):
+            keys[g.blocks + block] = low
+    return keys
 
 
 def checksum(g: Geometry, header: Sequence[int]) -> int:
@@ -81,7 +86,7 @@ def _scan(plan: PlanLike, g: Geometry, x: NDArray[np.float32]) -> tuple[dict[int
         in_units = exact / Fraction(2) ** g.unit_exponent
         values[i] = round(in_units)  # Fraction rounds ties to even
         counts["inexact"] += in_units.denominator != 1
-        counts["inexact_single"] += (exact / Fraction(2) ** g.single_unit_exponent).denominator != 1
+        counts["inexact_single"] += (exact / Fraction(2) ** g.high_unit_exponent).denominator != 1
     return values, counts, exponent
 
 
@@ -105,7 +110,7 @@ def encode(plan: PlanLike, x: NDArray[np.float32], rank: int | None = None) -> N
     if rank is not None and not 0 <= rank < plan.world_size:
         raise ConfigError(f"rank {rank} is not in 0 .. {plan.world_size - 1}, the plan's world_size")
     values, counts, exponent = _scan(plan, g, np.ascontiguousarray(x))
-    present = sorted({i // plan.block for i in values})
+    present = _keys(plan, g, values)
     wire = [0] * g.wire_size
     wire[:PILOTS] = _pilots(plan, g, rank)
     wire[PILOTS:CHECKSUM] = [
@@ -121,21 +126,20 @@ def encode(plan: PlanLike, x: NDArray[np.float32], rank: int | None = None) -> N
         _content(g, counts["content"], rank),
     ]
     if exponent is not None:
-        j = (exponent + 148) // 4
+        j = exponent + 148
         wire[HEADER_FIELDS + j // g.digits_per_cell] += (plan.world_size + 1) ** (j % g.digits_per_cell)
     wire[CHECKSUM] = checksum(g, wire[: g.header_size])
     if plan.index != "none":
-        for key in present[: plan.capacity]:
-            _insert(plan, g, wire, key, [values.get(key * plan.block + j, 0) for j in range(plan.block)])
+        for key in list(present)[: plan.capacity]:
+            _insert(plan, g, wire, key, present[key])
     return np.array(wire, dtype=np.float64)
 
 
 def _insert(plan: PlanLike, g: Geometry, wire: list[int], key: int, values: Sequence[int]) -> None:
     if plan.index == "bitmap":
         wire[g.header_size + key // g.digits_per_cell] += (plan.world_size + 1) ** (key % g.digits_per_cell)
-    lanes = _lanes(g, plan, values)
     key_id, cells = cells_of_key(g, key)
     for role, cell in enumerate(cells):
         start = g.table_start + cell * g.cell_size
-        for j, number in enumerate(contribution(g, key_id, role) + lanes):
+        for j, number in enumerate(contribution(g, key_id, role) + list(values)):
             wire[start + j] += number

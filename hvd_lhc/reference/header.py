@@ -178,5 +178,5 @@ def read_header(plan: PlanLike, wire: NDArray[np.float64]) -> ReferenceHeader:
         over_capacity=fields[11],
         nonzero_probe_blocks=fields[12],
         content=fields[13],
-        magnitude_exponent=None if highest is None else min(4 * highest - 145, 128),
+        magnitude_exponent=None if highest is None else highest - 148,
     )

@@ -14,20 +14,32 @@ INDEX_CODES = {"none": 0, "keyed": 1, "bitmap": 2}
 PRECISION_CODES = {"lossless": 0, "bounded": 1}
 # limit, l0, f
 TABLE_ROWS = (
-    (16, 5, 64),
+    (24, 5, 64),
+    (36, 5, 113),
+    (48, 5, 128),
     (64, 6, 64),
-    (128, 7, 64),
-    (320, 8, 48),
-    (512, 8, 64),
-    (768, 9, 40),
-    (2_048, 9, 64),
-    (4_096, 10, 64),
-    (16_384, 10, 80),
-    (131_072, 11, 75),
+    (96, 6, 85),
+    (120, 6, 102),
+    (150, 7, 54),
+    (230, 7, 71),
+    (300, 7, 81),
+    (384, 8, 42),
+    (580, 8, 56),
+    (700, 8, 70),
+    (800, 9, 40),
+    (1_300, 9, 50),
+    (1_700, 9, 57),
+    (2_100, 10, 31),
+    (2_900, 10, 44),
+    (3_500, 10, 56),
+    (4_300, 11, 30),
+    (6_000, 11, 43),
+    (16_384, 10, 74),
+    (131_072, 11, 74),
     (1_048_576, 12, 72),
     (2**31 - 1, 13, 72),
 )
-MAGNITUDE_CLASSES = 70
+MAGNITUDE_CLASSES = 277
 HEADER_FIELDS = 15
 PILOTS = 4
 CHECKSUM = 14
@@ -57,7 +69,7 @@ class PlanLike(Protocol):
         """B: consecutive elements per key."""
 
     @property
-    def value_lanes(self) -> int:
+    def parts(self) -> int:
         """1 or 2."""
 
     @property
@@ -81,18 +93,20 @@ class PlanLike(Protocol):
 class Geometry:
     """Everything that section 1 derives from a plan; the document's symbol stands behind each field."""
 
-    keys: int  # K
+    blocks: int  # K
+    keys: int  # U
     count_bits: int  # c
     full_bits: int  # H
     cell_bits: int  # T
     hash_bits: int  # s
     checksum_bits: int  # min(32, s)
     value_bits: int  # b
+    high_unit_exponent: int  # v
     unit_exponent: int  # u
-    single_unit_exponent: int  # max(E - b, -149)
+    low_bits: int  # v - u
     pilot_unit: int  # P
     digits_per_cell: int  # d
-    magnitude_cells: int  # Y = ceil(70 / d)
+    magnitude_cells: int  # Y = ceil(277 / d)
     header_size: int  # 15 + Y
     bitmap_cells: int  # W, 0 unless bitmap
     key_bits: int  # kappa
@@ -122,7 +136,7 @@ def _check_ranges(plan: PlanLike) -> None:
         "world_size": (1, 4096),
         "capacity": (1, 2**31 - 1),
         "block": (1, plan.numel),
-        "value_lanes": (1, 2),
+        "parts": (1, 2),
         "exponent": (-148, 128),
         "seed": (0, 2**64 - 1),
         "probe_block": (1, plan.numel),
@@ -150,14 +164,14 @@ def _index_lanes(plan: PlanLike, beta: int, rho: int, cell_bits: int) -> int:
 
 
 def _fingerprint(plan: PlanLike) -> int:
-    h = mix(1)
+    h = mix(2)
     for field in (
         plan.numel,
         plan.world_size,
         plan.capacity,
         INDEX_CODES[plan.index],
         plan.block,
-        plan.value_lanes,
+        plan.parts,
         plan.exponent + 1024,
         PRECISION_CODES[plan.precision],
         plan.seed,
@@ -184,7 +198,10 @@ def geometry(plan: PlanLike) -> Geometry:
     if plan.numel * n > 2**t:
         raise ConfigError(f"numel={plan.numel} times world_size={n} is above 2^{t}; lower numel (split the gradient)")
 
-    keys = _ceil_div(plan.numel, plan.block)
+    blocks = _ceil_div(plan.numel, plan.block)
+    keys = plan.parts * blocks
+    high_unit = max(plan.exponent - b, -149)
+    unit = high_unit if plan.parts == 1 else max(high_unit - b, -149)
     kappa = (keys - 1).bit_length()
     _, l0, f = next(row for row in TABLE_ROWS if plan.capacity <= row[0])
     l = max(l0, (kappa + 2) // 3)  # noqa: E741, the document's name
@@ -196,10 +213,11 @@ def geometry(plan: PlanLike) -> Geometry:
     magnitude_cells = _ceil_div(MAGNITUDE_CLASSES, d)
     cells = 0 if plan.index == "none" else (g + 2) * 2**l
     bitmap_cells = _ceil_div(keys, d) if plan.index == "bitmap" else 0
-    cell_size = index_lanes + plan.value_lanes * plan.block
+    cell_size = index_lanes + plan.block
     table_start = HEADER_FIELDS + magnitude_cells + bitmap_cells
     s = mix(plan.seed ^ 0x6C68632D73656564)
     return Geometry(
+        blocks=blocks,
         keys=keys,
         count_bits=c,
         full_bits=full,
@@ -207,8 +225,9 @@ def geometry(plan: PlanLike) -> Geometry:
         hash_bits=full - c,
         checksum_bits=checksum_bits,
         value_bits=b,
-        unit_exponent=max(plan.exponent - plan.value_lanes * b, -149),
-        single_unit_exponent=max(plan.exponent - b, -149),
+        high_unit_exponent=high_unit,
+        unit_exponent=unit,
+        low_bits=high_unit - unit,
         pilot_unit=6 * 2 ** (t - (n * (n + 1) * (2 * n + 1)).bit_length()),
         digits_per_cell=d,
         magnitude_cells=magnitude_cells,

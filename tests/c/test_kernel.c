@@ -122,7 +122,7 @@ static void check_plan(lhc_plan plan, lhc_status expected, const char *what) {
 
 static void check_plans(void) {
     const lhc_plan good = {.numel = 1000, .capacity = 10, .block = 1, .probe_block = 1, .world_size = 4,
-                           .index = LHC_INDEX_KEYED, .value_lanes = 1, .exponent = 4};
+                           .index = LHC_INDEX_KEYED, .parts = 1, .exponent = 4};
     lhc_plan p = good;
     check_plan(good, LHC_OK, "a good plan");
 #define WITH(field, value, status) p = good, p.field = (value), check_plan(p, status, #field " = " #value)
@@ -137,7 +137,7 @@ static void check_plans(void) {
     WITH(block, 0, LHC_ERR_BLOCK);
     WITH(block, 1001, LHC_ERR_BLOCK);
     WITH(probe_block, 0, LHC_ERR_PROBE_BLOCK);
-    WITH(value_lanes, 3, LHC_ERR_VALUE_LANES);
+    WITH(parts, 3, LHC_ERR_PARTS);
     WITH(exponent, 129, LHC_ERR_EXPONENT);
     WITH(exponent, -149, LHC_ERR_EXPONENT);
     WITH(precision, 2, LHC_ERR_ARGUMENT);
@@ -152,7 +152,7 @@ static void check_plans(void) {
 
 static void check_arguments(void) {
     const lhc_plan plan = {.numel = 8, .capacity = 4, .block = 1, .probe_block = 1, .world_size = 2,
-                           .index = LHC_INDEX_KEYED, .value_lanes = 1, .exponent = 4};
+                           .index = LHC_INDEX_KEYED, .parts = 1, .exponent = 4};
     lhc_layout layout;
     lhc_header header;
     int valid;
@@ -197,10 +197,11 @@ static lhc_plan random_plan(void) {
         .seed = random_word(),
         .world_size = world_sizes[random_below(8)],
         .index = 1 + (uint32_t)random_below(2),
-        .value_lanes = 1 + (uint32_t)random_below(2),
+        .parts = 1 + (uint32_t)random_below(2),
         .precision = (uint32_t)random_below(2),
         .exponent = (int32_t)random_below(12) - 3,
     };
+    if (p.parts == 2 && random_below(2)) p.exponent = 21 + (int32_t)random_below(28); /* so high that elements have low parts */
     p.block = 1 + random_below(p.numel < 9 ? p.numel : 9);
     p.probe_block = 1 + random_below(p.numel);
     return p;

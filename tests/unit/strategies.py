@@ -25,7 +25,7 @@ class BarePlan(NamedTuple):
     capacity: int = 16
     index: str = "keyed"
     block: int = 1
-    value_lanes: int = 1
+    parts: int = 1
     exponent: int = 4
     precision: str = "lossless"
     seed: int = 0
@@ -110,10 +110,10 @@ def cases(draw: st.DrawFn, values: tuple[str, ...] = VALUES) -> tuple[Plan, list
     plan = Plan(
         numel=numel,
         world_size=draw(st.integers(1, 8)),
-        capacity=max(16, -(-numel // block)),
+        capacity=max(16, 2 * -(-numel // block)),
         index=draw(st.sampled_from(["keyed", "bitmap"])),
         block=block,
-        value_lanes=2,
+        parts=2,
         exponent=-130 if kind == "subnormal" else 24,
         seed=seed,
         precision="lossless",
@@ -137,7 +137,7 @@ def plan_fields(draw: st.DrawFn) -> dict[str, Any]:
         "capacity": min(up_to(31), 2**31 - 1),
         "index": draw(st.sampled_from(["none", "keyed", "bitmap"])),
         "block": min(numel, up_to(20)),
-        "value_lanes": draw(st.integers(1, 2)),
+        "parts": draw(st.integers(1, 2)),
         "exponent": draw(st.integers(-148, 128)),
         "precision": draw(st.sampled_from(["lossless", "bounded"])),
         "seed": draw(st.integers(0, 2**64 - 1)),

@@ -56,7 +56,7 @@ def both_outcomes(plan: Plan, wire: Array, dtype: str = "float32") -> tuple[tupl
     st.data(),
 )
 def test_kernel_and_reference_agree(
-    case: tuple[Plan, list[Array]], precision: str, lanes: int, exponent: int, named: bool, data: st.DataObject
+    case: tuple[Plan, list[Array]], precision: str, parts: int, exponent: int, named: bool, data: st.DataObject
 ) -> None:
     """Wires, results, headers and reasons of refusals are equal, whether or not the plan fits, whatever the scale."""
     fitting, gradients = case
@@ -64,7 +64,7 @@ def test_kernel_and_reference_agree(
         fitting,
         capacity=max(1, fitting.capacity // data.draw(st.sampled_from([1, 3]), "capacity is too small by")),
         index=data.draw(st.sampled_from([fitting.index, fitting.index, "none"]), "index"),
-        value_lanes=lanes,
+        parts=parts,
         exponent=data.draw(st.sampled_from([fitting.exponent, exponent]), "exponent"),
         precision=precision,
         probe_block=1 + fitting.numel // 3,
@@ -122,7 +122,7 @@ def test_kernel_and_reference_refuse_the_same_wires(case: tuple[Plan, list[Array
 def test_kernel_and_reference_agree_with_many_ranks(index: str, world_size: int, participants: int) -> None:
     """Large jobs: the counts of 4096 ranks fit the cells, and the sum is exact."""
     rng = np.random.default_rng(world_size + participants)
-    plan = Plan(numel=60, world_size=world_size, capacity=20, index=index, block=3, exponent=2, value_lanes=2, seed=7)
+    plan = Plan(numel=60, world_size=world_size, capacity=20, index=index, block=3, exponent=2, parts=2, seed=7)
     codec = Codec(plan)
     patterns = draw_gradients(rng, plan, 16, "alternating", "random", 1.0)
     total = np.zeros(plan.wire_size)

@@ -96,7 +96,7 @@ def test_bounded_errors_stay_below_half_a_unit(seed: int, ranks: int) -> None:
 def test_any_common_factor_is_undone(scale: float) -> None:
     """Predivide factors scale the ranks' wires before the sum, others the sum: the gradient is scaled, rounded once."""
     rng = np.random.default_rng(5)
-    plan = Plan(numel=2000, world_size=3, capacity=200, exponent=6, value_lanes=2)
+    plan = Plan(numel=2000, world_size=3, capacity=200, exponent=6, parts=2)
     gradients = []
     for _ in range(3):
         x = np.zeros(2000, np.float32)
@@ -240,7 +240,7 @@ def test_what_is_not_this_plans_wire() -> None:
         ({"index": "hash"}, "index"),
         ({"block": 0}, "block"),
         ({"block": 101}, "block"),
-        ({"value_lanes": 3}, "value_lanes"),
+        ({"parts": 3}, "parts"),
         ({"exponent": 129}, "exponent"),
         ({"exponent": -149}, "exponent"),
         ({"precision": "exact"}, "precision"),

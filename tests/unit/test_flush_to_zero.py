@@ -17,8 +17,8 @@ assert torch.set_flush_denormal(True)
 x = np.zeros(8, np.float32)
 x.view(np.uint32)[:4] = [5, 0x80000007, 0x007FFFFF, 0x00800001]
 assert float((torch.tensor(1e-38) / 2).item()) == 0, "flushing is not on"
-for lanes in (1, 2):
-    codec = Codec(Plan(numel=8, world_size=3, capacity=8, exponent={exponent}, value_lanes=lanes))
+for parts in (1, 2):
+    codec = Codec(Plan(numel=8, world_size=3, capacity=8, exponent={exponent}, parts=parts))
     total = sum(codec.encode(x if rank < 2 else 0 * x, rank=rank) for rank in range(3)) * {scale}
     print(codec.decode(total).view(np.uint32)[:4].tolist())
 """
@@ -32,7 +32,7 @@ def flushed(exponent: int, scale: str) -> list[str]:
 
 @pytest.mark.parametrize("exponent", [-110, -120])
 def test_subnormal_gradients_are_summed_like_others(exponent: int) -> None:
-    """Twice the numbers, in one lane and in two."""
+    """Twice the numbers, in one part and in two."""
     assert flushed(exponent, "1") == [str([10, 0x8000000E, 0x00FFFFFE, 0x01000001])] * 2
 
 

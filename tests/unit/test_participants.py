@@ -7,7 +7,7 @@ import pytest
 
 from hvd_lhc import UnsupportedError
 from hvd_lhc.codec import Codec
-from hvd_lhc.compressor import Engine
+from hvd_lhc.compressor import Engine, Phase
 from hvd_lhc.participants import are_one_of, moments_of_ranks, moments_of_wire, subsets_of
 from hvd_lhc.plan import Plan
 from hvd_lhc.settings import Settings
@@ -41,7 +41,8 @@ def test_subsets_are_counted_within_the_compressors_ranks() -> None:
 def run_two_of_three(process_sets: list[list[int]]) -> str | None:
     """Ranks 0 and 2 of three reduce a first gradient; why it isn't decoded."""
     engine = Engine(Settings(), lambda: process_sets)
-    tickets = [engine.begin(rank, TENSOR, 3) for rank in (0, 2)]
+    phase = Phase()
+    tickets = [engine.begin(phase, rank, TENSOR, 3) for rank in (0, 2)]
     gradient = np.zeros(40_000, np.float32)
     gradient[5] = 1
     wires = [

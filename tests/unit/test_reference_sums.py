@@ -187,7 +187,7 @@ def test_damage_to_a_header_is_named() -> None:
     assert damage(BLOCKED, {6: 1}) == "count"
     flags = {7: "nonfinite", 8: "overflow", 9: "inexact", 11: "over_capacity"}
     assert {position: damage(BLOCKED, {position: 1}) for position in flags} == flags
-    assert damage(BLOCKED, {17: 3**12}) == "count"  # digit 70 of 70
+    assert damage(BLOCKED, {24: 3**16}) == "count"  # digit 277 of 277
 
 
 def test_damage_to_a_table_is_named() -> None:

@@ -22,7 +22,7 @@ class VectorPlan(NamedTuple):
     capacity: int = 16
     index: str = "keyed"
     block: int = 1
-    value_lanes: int = 1
+    parts: int = 1
     exponent: int = 4
     precision: str = "lossless"
     seed: int = 0
@@ -101,11 +101,25 @@ CASES = [
         "rows_bitmap", "The same with a bitmap.", VectorPlan(23, 3, index="bitmap", block=5, probe_block=2), ROWS, total
     ),
     Case(
-        "two_value_lanes",
-        "Elements whose sizes are 2^60 apart, exact in two lanes; one sum needs 77 bits and is rounded once.",
-        VectorPlan(100, value_lanes=2, exponent=2),
+        "two_parts",
+        "Elements whose sizes are 2^60 apart, exact in two parts; one sum needs 77 bits and is rounded once.",
+        VectorPlan(100, parts=2, exponent=2),
         [(0, {5: 1 + 2.0**-23, 6: 2.0**-58, 7: 2.0**-75}), (1, {5: 2.0**-24, 6: -(2.0**-60), 7: -1.0})],
         total,
+    ),
+    Case(
+        "two_parts_rows",
+        "Blocks of three, of which two need a low part, in the second for one element alone.",
+        VectorPlan(23, 3, block=3, parts=2, exponent=1),
+        [(0, {0: 1.0, 1: 2.0**-43, 2: 2.0**-44}), (1, {0: 0.5, 1: -(2.0**-43), 21: 0.25}), (2, {21: 2.0**-24, 22: 2.0**-60})],
+        average(3),
+    ),
+    Case(
+        "two_parts_bitmap",
+        "The same with a bitmap.",
+        VectorPlan(23, 3, index="bitmap", block=3, parts=2, exponent=1),
+        [(0, {0: 1.0, 1: 2.0**-43, 2: 2.0**-44}), (1, {0: 0.5, 1: -(2.0**-43), 21: 0.25}), (2, {21: 2.0**-24, 22: 2.0**-60})],
+        average(3),
     ),
     Case("one_rank", "A world of one.", VectorPlan(100, 1), [TWO[0]], total),
     Case("average_of_two", "op=Average halves the sum.", VectorPlan(100), TWO, average(2)),
@@ -141,7 +155,7 @@ CASES = [
     Case("unnamed", "Encoders that are not told their rank.", VectorPlan(100), [(None, x) for _, x in TWO], total),
     Case(
         "bounded",
-        "Elements below the lane's unit of 2^-40 are rounded to it, ties to even, and counted.",
+        "Elements below the unit of 2^-40 are rounded to it, ties to even, and counted.",
         VectorPlan(100, precision="bounded"),
         [(0, {1: 1.5 * 2.0**-40, 2: 0.5 * 2.0**-40, 3: 8.0}), (1, {1: -2.5 * 2.0**-40, 9: 0.75 * 2.0**-40})],
         total,
@@ -156,7 +170,7 @@ CASES = [
     Case(
         "largest",
         "A sum beyond float32 is infinite; one just below the limit is not.",
-        VectorPlan(100, exponent=128, value_lanes=2),
+        VectorPlan(100, exponent=128, parts=2),
         [(0, {1: 2.0**127, 2: (2**24 - 1) * 2.0**104}), (1, {1: 2.0**127, 2: -(2.0**80)})],
         total,
     ),
@@ -179,7 +193,7 @@ CASES = [
     Case(
         "many_ranks",
         "Three of 4096 ranks, whose hashes have 26 bits.",
-        VectorPlan(60, 4096, index="bitmap", block=7, exponent=2, value_lanes=2),
+        VectorPlan(60, 4096, index="bitmap", block=7, exponent=2, parts=2),
         [(0, {1: 1.0}), (2047, {8: 1.5}), (4095, {1: -0.5, 59: 0.125})],
         total,
     ),
@@ -198,10 +212,10 @@ CASES = [
     Case("damaged_checksum", "One nonzero element more than there is.", VectorPlan(100), TWO, damaged(5, 1)),
     Case("damaged_flag", "A flag without its share of the checksum.", VectorPlan(100), TWO, damaged(7, 1)),
     Case("damaged_fingerprint", "Another plan.", VectorPlan(100), TWO, damaged(4, 1)),
-    Case("damaged_value", "One more unit in a value of cell 3.", VectorPlan(100), TWO, damaged(18 + 2 * 3 + 1, 1)),
-    Case("damaged_index", "One more unit in the index of cell 3.", VectorPlan(100), TWO, damaged(18 + 2 * 3, 1)),
-    Case("not_an_integer", "A third of a unit in cell 3.", VectorPlan(100), TWO, damaged(18 + 2 * 3 + 1, 1 / 3)),
-    Case("not_a_number", "NaN in cell 3.", VectorPlan(100), TWO, damaged(18 + 2 * 3 + 1, float("nan"))),
+    Case("damaged_value", "One more unit in a value of cell 3.", VectorPlan(100), TWO, damaged(25 + 2 * 3 + 1, 1)),
+    Case("damaged_index", "One more unit in the index of cell 3.", VectorPlan(100), TWO, damaged(25 + 2 * 3, 1)),
+    Case("not_an_integer", "A third of a unit in cell 3.", VectorPlan(100), TWO, damaged(25 + 2 * 3 + 1, 1 / 3)),
+    Case("not_a_number", "NaN in cell 3.", VectorPlan(100), TWO, damaged(25 + 2 * 3 + 1, float("nan"))),
     Case("minimum", "op=Min is no sum.", VectorPlan(100), TWO, lambda wires: np.min(wires, axis=0)),
     Case("product", "op=Product is no sum.", VectorPlan(100), TWO, lambda wires: np.prod(wires, axis=0)),
 ]
