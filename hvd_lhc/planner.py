@@ -203,7 +203,7 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
     lower = _lower_exponent(plan, facts, tensor, world_size)
     if lower is not plan:  # most keys were low parts
         return replace(state, plan=lower)
-    return _after_too_many_keys(state, plan, facts, repeated, tensor, settings)
+    return _after_too_many_keys(state, plan, facts, tensor, settings)
 
 
 def _after_inexact(state: State, plan: Plan, exponent: int, tensor: Tensor, settings: Settings) -> State:
@@ -218,17 +218,16 @@ def _after_inexact(state: State, plan: Plan, exponent: int, tensor: Tensor, sett
     return replace(state, plan=wider, single_wait=min(2 * state.single_wait, 16 * _SINGLE_PART_AFTER_STEPS))
 
 
-def _after_too_many_keys(
-    state: State, plan: Plan, facts: Facts, repeated: bool, tensor: Tensor, settings: Settings
-) -> State:
-    """Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike."""
+def _after_too_many_keys(state: State, plan: Plan, facts: Facts, tensor: Tensor, settings: Settings) -> State:
+    """Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike.
+
+    For one step there is room for all that the ranks may have; then the union is known.
+    """
     hasty = min(state.hasty + 1, 4) if state.steps_since_shrink < _SOON else 0
     state = replace(state, hasty=hasty, steps_since_shrink=_SOON, provisional=True, expected_keys=facts.nonzero_keys)
     plan = replace(plan, seed=(plan.seed + 1) % 2**64)
     most = min(facts.nonzero_keys, plan.key_count)
     likely = min(most, first_guess(state.demand.union_of(facts.nonzero_keys)))
-    if likely <= plan.capacity and facts.reason != "over_capacity" and not repeated:
-        return replace(state, plan=plan, provisional=False)
     for keys in (most, likely):
         bigger = grow_plan(plan, max(keys, plan.capacity))
         if bigger is not None and bigger.wire_bytes <= tensor.dense_bytes:
