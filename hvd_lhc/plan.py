@@ -19,7 +19,8 @@ class Plan:
     Attributes:
         numel: elements of the gradient.
         world_size: ranks whose wires are added, 1 to 4096.
-        capacity: distinct keys, over all ranks together, that must fit, those of low parts included. Larger: a larger wire, fewer refusals.
+        capacity: distinct keys, over all ranks together, that must fit, those of low parts included. Larger: a larger
+            wire, fewer refusals.
         index: how decode learns which keys are there. ``"keyed"``: the cells carry it, about 16 to 32 bytes per key;
             ``"bitmap"``: 8 bytes per 21 keys (at 4 ranks) of the whole key space; ``"none"``: a header and no gradient.
         block: consecutive elements per key (a row of an embedding table, say); the last block may be short.

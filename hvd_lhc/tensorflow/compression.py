@@ -87,7 +87,7 @@ class LHC(Compressor):  # type: ignore[misc]
         """What went over the wire on this rank since the start."""
         return self._engine.statistics
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """The tensor to reduce instead of ``tensor``, and the context for :meth:`decompress`."""
         numel = tensor.shape.num_elements()
@@ -112,7 +112,7 @@ class LHC(Compressor):  # type: ignore[misc]
         wire.set_shape([None])
         return wire, (site, number, tensor)
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Any, ctx: Any) -> Any:
         """The reduced gradient, with the dtype and static shape of what ``compress`` was given."""
         if ctx is None:
