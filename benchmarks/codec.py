@@ -1,6 +1,6 @@
 """Wire bytes and codec times, beside a plain copy of the same array in the same run.
 
-    python benchmarks/codec.py [--numel 25000000] [--ranks 4] [--density 0.001 0.01 0.05] [--lanes 1 2]
+    python benchmarks/codec.py [--numel 25000000] [--ranks 4] [--density 0.001 0.01 0.05] [--parts 1 2]
 
 Every row is checked: the decoded sum must be exact, or the program ends with an error.
 """
@@ -30,7 +30,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--density", type=float, nargs="+", default=[0.001, 0.01, 0.05], help="of the ranks' union")
     parser.add_argument("--shared", type=float, default=0.8, help="share of the union that all ranks have")
     parser.add_argument("--block", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--lanes", type=int, nargs="+", default=[1])
+    parser.add_argument("--parts", type=int, nargs="+", default=[1])
     parser.add_argument("--repeat", type=int, default=7, help="timed runs; the median is shown")
     return parser.parse_args()
 
@@ -88,20 +88,20 @@ def main() -> None:
         f"hvd_lhc {hvd_lhc.__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {platform.machine()}; "
         f"{options.numel:,} float32, {options.ranks} ranks, {options.shared:.0%} of the union shared, one thread"
     )
-    table = Table("union", "block", "index", "lanes", "bytes/element", "dense/wire", "encode ms", "decode ms", "copy ms")
+    table = Table("union", "block", "index", "parts", "bytes/element", "dense/wire", "encode ms", "decode ms", "copy ms")
     for density in options.density:
         for block in options.block:
             gradients = make_gradients(options.numel, options.ranks, density, options.shared, block)
             keys = int(options.numel // block * density)
             for index in ("keyed", "bitmap"):
-                for lanes in options.lanes:
+                for parts in options.parts:
                     plan = Plan(
                         numel=options.numel,
                         world_size=options.ranks,
                         capacity=keys,
                         index=index,
                         block=block,
-                        parts=lanes,
+                        parts=parts,
                         exponent=3,
                     )
                     encode, decode, copy = measure(gradients, plan, options.repeat)
@@ -109,7 +109,7 @@ def main() -> None:
                         f"{density:.1%}",
                         str(block),
                         index,
-                        str(lanes),
+                        str(parts),
                         f"{plan.wire_bytes / options.numel:.4f}",
                         f"{4 * options.numel / plan.wire_bytes:.1f}",
                         *(f"{1e3 * seconds:.1f}" for seconds in (encode, decode, copy)),

@@ -295,7 +295,7 @@ def summary(result: RunResult) -> str:
 def lhc_counters(compression: Any) -> dict[str, int]:
     """Return the counters of an LHC compressor, and nothing for Horovod's own."""
     seen = getattr(compression, "statistics", None)
-    names = ("wire_bytes", "dense_bytes", "sketches", "probes", "dense", "retries")
+    names = ("wire_bytes", "dense_bytes", "sketches", "probes", "dense", "retries", "wire_changes")
     return {} if seen is None else {name: int(getattr(seen, name)) for name in names}
 
 

@@ -34,7 +34,7 @@ class Header:
         nonfinite: elements that are NaN or infinite.
         overflow: finite elements with ``|x| >= 2 ** plan.exponent``.
         inexact: elements that the plan can't hold exactly.
-        inexact_single: elements that a single value lane couldn't hold exactly.
+        inexact_single: elements that have a low part (or would, with two parts).
         over_capacity: ranks that have more than ``plan.capacity`` nonzero keys.
         nonzero_probe_blocks: blocks of ``plan.probe_block`` elements with a nonzero element.
         content: a sum of the ranks' hashes, each of the rank's number and nonzero elements; tells apart wires that are

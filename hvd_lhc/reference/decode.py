@@ -29,7 +29,7 @@ def _check_parity(plan: PlanLike, g: Geometry, table: list[list[int]], header: R
         for cell, numbers in enumerate(table):
             sums[cell // g.segment_cells % 3] += numbers[lane]
         if len({s % WORD64 for s in sums}) != 1:
-            refuse("parity", f"lane {lane} of the table sums to {sums} over its three classes of segments", header)
+            refuse("parity", f"number {lane} of the cells sums to {sums} over its three classes of segments", header)
 
 
 def _remove(g: Geometry, table: list[list[int]], key: int, count: int, values: Sequence[int]) -> None:

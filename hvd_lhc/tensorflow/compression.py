@@ -44,8 +44,8 @@ class LHC(Compressor):  # type: ignore[misc]
 
     Args:
         min_numel: smaller tensors are never compressed.
-        precision: ``"lossless"``, or ``"bounded"``: elements are rounded to a unit of at most 2**-40 of the
-            largest element, so that one value lane always does.
+        precision: ``"lossless"``, or ``"bounded"``: each rank's elements are rounded, by at most 2**-40 (with up to 8
+            ranks) of the largest element of the last steps; see docs/planner.md.
         max_wire_ratio: compress only where the wire has at most this share of the dense bytes.
         reprobe_steps: how often a tensor that goes dense is looked at again.
         fallback: ``"dense"``, or ``"error"`` to raise ``DecodeError`` when a sketch can't be verified.
