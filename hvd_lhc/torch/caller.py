@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.torch.mpi_ops import Average
+from horovod.torch.mpi_ops import Average, Sum
 
 __all__ = ["Caller", "find_caller"]
 
@@ -28,6 +28,11 @@ class Caller:
     optimizer: Any | None = None
     parameter: str = ""
     options: dict[str, Any] | None = None
+
+    @property
+    def has_names(self) -> bool:
+        """Is the tensor one of an optimizer's sums, which has a name that no other tensor of the step has?"""
+        return bool(self.parameter) and self.options is not None and self.options["op"] in (Average, Sum)
 
 
 def find_caller() -> Caller:

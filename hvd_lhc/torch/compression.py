@@ -37,6 +37,15 @@ class _Dense:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Watched:
+    """Context of a tensor that goes dense as it is, while its header goes beside it."""
+
+    dtype: torch.dtype
+    ticket: Ticket
+    handle: int  # Horovod's, of the header
+
+
 class _Sketch:
     """Context of a tensor whose wire is under way."""
 
@@ -130,8 +139,11 @@ class LHC(Compressor):  # type: ignore[misc]
                 return tensor, None
             return tensor.to(dense_dtype), _Dense(tensor.dtype)
         gradient = tensor.detach()
-        x = gradient.to("cpu", torch.float32).contiguous().view(-1).numpy()
-        wire = torch.from_numpy(self._engine.encode(ticket, x, process_set.rank()))
+        x = gradient if ticket.plan.numel == shape.numel else gradient.reshape(-1)[: ticket.plan.numel]
+        x = x.to("cpu", torch.float32).contiguous().view(-1)
+        wire = torch.from_numpy(self._engine.encode(ticket, x.numpy(), process_set.rank()))
+        if ticket.kind != "sketch" and caller.has_names:
+            return tensor.to(dense_dtype), _Watched(tensor.dtype, ticket, _reduce_beside(wire, caller))
         wire = wire.to(tensor.device)
         sketch = _Sketch(gradient, wire, ticket, caller.options)
         self._under_way.add(sketch)
@@ -147,6 +159,9 @@ class LHC(Compressor):  # type: ignore[misc]
         if ctx is None:
             return tensor
         if isinstance(ctx, _Dense):
+            return tensor.to(ctx.dtype)
+        if isinstance(ctx, _Watched):
+            self._engine.finish(ctx.ticket, hvd.synchronize(ctx.handle).numpy(), _DTYPES[ctx.dtype][0])
             return tensor.to(ctx.dtype)
         sketch: _Sketch = ctx
         if sketch.outcome is None and sketch.failure is None:
@@ -236,6 +251,14 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"LHC({self._settings})"
+
+
+def _reduce_beside(header: torch.Tensor, caller: Caller) -> int:
+    """Start the reduction of a header whose gradient goes the usual way at the same time. It has one name in all steps."""
+    handle: int = hvd.allreduce_async(
+        header, name=f"hvd_lhc.header.{caller.parameter}", op=hvd.Sum, process_set=caller.optimizer.process_set
+    )
+    return handle
 
 
 def _needs_autograd(tensor: torch.Tensor) -> bool:
