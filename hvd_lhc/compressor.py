@@ -264,14 +264,23 @@ class Engine:
         Returns:
             A ticket to encode under, or ``None``: reduce the tensor as it is.
         """
+        return self.begin_at(phase, self.site(phase, key, tensor, world_size), header_always=header_always)
+
+    def site(self, phase: Phase, key: Hashable, tensor: Tensor, world_size: int) -> Site:
+        """The site of a key, to begin tensors at as long as the phase is in use; arguments as in :meth:`begin`."""
+        with self._lock:
+            return phase.site(key, tensor, world_size, self.settings)
+
+    def begin_at(self, phase: Phase, site: Site, *, header_always: bool = False) -> Ticket | None:
+        """As :meth:`begin`, for a site that is at hand."""
         with self._lock:
             self.statistics.wire_changes += phase.turn()
-            site = phase.site(key, tensor, world_size, self.settings)
             ticket = phase.begin(site, header_always)
-            self.statistics.dense_bytes += tensor.dense_bytes
+            dense_bytes = site.tensor.dense_bytes
+            self.statistics.dense_bytes += dense_bytes
             if ticket is None:
                 self.statistics.dense += 1
-                self.statistics.wire_bytes += tensor.dense_bytes
+                self.statistics.wire_bytes += dense_bytes
             else:
                 self.statistics.wire_bytes += ticket.plan.wire_bytes
             return ticket

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod.torch.mpi_ops import Average, Sum
 
-__all__ = ["Caller", "find_caller"]
+__all__ = ["Call", "Caller", "caller_of", "find_call"]
 
 #: A list comprehension has a frame of its own before Python 3.12, and a user's compressor may stand in between.
 _FRAMES_TO_LOOK_AT = 6
@@ -19,48 +19,66 @@ class Caller:
     """What the frame of Horovod's function tells.
 
     Attributes:
-        optimizer: the optimizer that reduces its gradients; ``None`` for a call by hand.
         parameter: Horovod's name of the gradient's parameter, the same on all ranks; empty for a call by hand.
         options: what makes ``hvd.allreduce_async`` reduce the gradient itself just as its wire is going to be; ``None`` if
             that can't be told.
+        process_set: the ranks that an optimizer reduces over.
     """
 
-    optimizer: Any | None = None
     parameter: str = ""
     options: dict[str, Any] | None = None
+    process_set: Any | None = None
 
     @property
     def has_names(self) -> bool:
         """Is the tensor one of an optimizer's sums, which has a name that no other tensor of the step has?"""
-        return bool(self.parameter) and self.options is not None and self.options["op"] in (Average, Sum)
+        if not self.parameter or self.options is None or self.process_set is None:
+            return False
+        return self.options["op"] in (Average, Sum)
 
 
-def find_caller() -> Caller:
+class Call(NamedTuple):
+    """A call of Horovod's as its frame shows it: quickly found, once for each tensor and step."""
+
+    optimizer: Any | None = None
+    parameter: str = ""
+    predivides: bool = False
+    options: dict[str, Any] | None = None
+
+
+def find_call() -> Call:
     """Which function of Horovod 0.28 called the function that calls this one."""
     frame = sys._getframe(1).f_back
     parameter = None
     for _ in range(_FRAMES_TO_LOOK_AT):
         if frame is None:
             break
-        function = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if function[0] == "horovod.torch.optimizer":
-            parameter = frame.f_locals.get("p", parameter)  # in a comprehension over a group, before Python 3.12
-            if function[1] in ("_allreduce_grad_async", "_grouped_allreduce_grad_async"):
+        module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if module == "horovod.torch.optimizer":
+            local = frame.f_locals
+            parameter = local.get("p", parameter)  # in a comprehension over a group, before Python 3.12
+            if function in ("_allreduce_grad_async", "_grouped_allreduce_grad_async"):
                 # Horovod leaves the predivide factor out where it reduces groups.
-                return _of_optimizer(frame.f_locals["self"], parameter, predivides=function[1] == "_allreduce_grad_async")
-        if function in (("horovod.torch.mpi_ops", "allreduce"), ("horovod.torch.mpi_ops", "grouped_allreduce")):
+                optimizer = local["self"]
+                name = str(getattr(optimizer, "_parameter_names", {}).get(parameter, ""))
+                return Call(optimizer, name, predivides=function == "_allreduce_grad_async")
+        elif module == "horovod.torch.mpi_ops" and function in ("allreduce", "grouped_allreduce"):
             names = ("average", "op", "prescale_factor", "postscale_factor")
-            return Caller(options={name: frame.f_locals[name] for name in names})
+            return Call(options={name: frame.f_locals[name] for name in names})
         frame = frame.f_back
-    return Caller()
+    return Call()
 
 
-def _of_optimizer(optimizer: Any, parameter: Any, predivides: bool) -> Caller:
-    name = str(getattr(optimizer, "_parameter_names", {}).get(parameter, ""))
-    op = getattr(optimizer, "op", None)
+def caller_of(call: Call) -> Caller:
+    """All that there is to know about a call; the same for each call of an optimizer for one parameter."""
+    optimizer = call.optimizer
+    if optimizer is None:
+        return Caller(options=call.options)
+    op, process_set = getattr(optimizer, "op", None), getattr(optimizer, "process_set", None)
     if op is None:  # Adasum's
-        return Caller(optimizer, name)
-    if op != Average or not predivides:
-        return Caller(optimizer, name, {"op": op})
-    factor = getattr(optimizer, "gradient_predivide_factor", 1.0)
-    return Caller(optimizer, name, {"op": op, "prescale_factor": 1.0 / factor, "postscale_factor": factor})
+        return Caller(call.parameter)
+    options = {"op": op}
+    if op == Average and call.predivides:
+        factor = getattr(optimizer, "gradient_predivide_factor", 1.0)
+        options |= {"prescale_factor": 1.0 / factor, "postscale_factor": factor}
+    return Caller(call.parameter, options, process_set)

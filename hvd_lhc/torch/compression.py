@@ -11,12 +11,12 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
-from hvd_lhc.compressor import Engine, Outcome, Phase, Statistics, Ticket
+from hvd_lhc.compressor import Engine, Outcome, Phase, Site, Statistics, Ticket
 from hvd_lhc.errors import DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
-from hvd_lhc.torch.caller import Caller, find_caller
+from hvd_lhc.torch.caller import Call, Caller, caller_of, find_call
 from hvd_lhc.torch.pending import PendingReductions
 
 __all__ = ["LHC"]
@@ -28,6 +28,31 @@ _DTYPES = {
     torch.float16: ("float16", torch.float16),
     torch.bfloat16: ("bfloat16", torch.float32),
 }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What stays the same from step to step for the tensors of one site.
+
+    Attributes:
+        phase, site: where the tensors belong.
+        caller: what Horovod is going to do with their wires.
+        size, dtype: of the tensors.
+    """
+
+    phase: Phase
+    site: Site
+    caller: Caller
+    size: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass
+class _Owned:
+    """What belongs to an optimizer: a phase, and places by the names of parameters."""
+
+    phase: Phase
+    places: dict[str, _Place]
 
 
 @dataclass(frozen=True)
@@ -108,7 +133,7 @@ class LHC(Compressor):  # type: ignore[misc]
         """
         self._handles = getattr(mpi_ops, "_handle_map", None)  # another object after each hvd.init()
         self._direct = Phase()  # of calls by hand
-        self._phases: weakref.WeakKeyDictionary[Any, Phase] = weakref.WeakKeyDictionary()  # of each optimizer
+        self._owned: weakref.WeakKeyDictionary[Any, _Owned] = weakref.WeakKeyDictionary()  # by each optimizer
         self._under_way: weakref.WeakSet[_Sketch] = weakref.WeakSet()
 
     @property
@@ -123,29 +148,21 @@ class LHC(Compressor):  # type: ignore[misc]
         """
         if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or _needs_autograd(tensor):
             return tensor, None
-        name, dense_dtype = _DTYPES[tensor.dtype]
-        shape = Tensor(
-            numel=tensor.numel(),
-            row=tensor[0].numel() if tensor.dim() > 1 and len(tensor) else 1,
-            element_bytes=dense_dtype.itemsize,
-            top_exponent=16 if tensor.dtype == torch.float16 else 128,
-        )
-        process_set = self._ranks()
-        caller = find_caller()
-        site = caller.parameter, tuple(tensor.shape), name
-        ticket = self._engine.begin(self._phase(caller), site, shape, process_set.size())
+        place = self._place(find_call(), tensor)
+        ticket = self._engine.begin_at(place.phase, place.site)
+        dense_dtype = _DTYPES[tensor.dtype][1]
         if ticket is None:
             if dense_dtype == tensor.dtype:
                 return tensor, None
             return tensor.to(dense_dtype), _Dense(tensor.dtype)
         gradient = tensor.detach()
-        x = gradient if ticket.plan.numel == shape.numel else gradient.reshape(-1)[: ticket.plan.numel]
+        x = gradient if ticket.plan.numel == tensor.numel() else gradient.reshape(-1)[: ticket.plan.numel]
         x = x.to("cpu", torch.float32).contiguous().view(-1)
-        wire = torch.from_numpy(self._engine.encode(ticket, x.numpy(), process_set.rank()))
-        if ticket.kind != "sketch" and caller.has_names:
-            return tensor.to(dense_dtype), _Watched(tensor.dtype, ticket, _reduce_beside(wire, caller))
+        wire = torch.from_numpy(self._engine.encode(ticket, x.numpy(), self._ranks().rank()))
+        if ticket.kind != "sketch" and place.caller.has_names:
+            return tensor.to(dense_dtype), _Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
         wire = wire.to(tensor.device)
-        sketch = _Sketch(gradient, wire, ticket, caller.options)
+        sketch = _Sketch(gradient, wire, ticket, place.caller.options)
         self._under_way.add(sketch)
         return wire, sketch
 
@@ -224,16 +241,32 @@ class LHC(Compressor):  # type: ignore[misc]
         total: torch.Tensor = hvd.synchronize(sketch.retry)
         return total.to(sketch.gradient.dtype)
 
-    def _phase(self, caller: Caller) -> Phase:
-        """What a tensor is reduced together with: all of its optimizer's tensors."""
+    def _place(self, call: Call, tensor: torch.Tensor) -> _Place:
+        """Where a tensor belongs: into the phase of its optimizer, with all of that one's tensors."""
         if getattr(mpi_ops, "_handle_map", None) is not self._handles:
             self.reset()
-        if caller.optimizer is None:
-            return self._direct
-        phase = self._phases.get(caller.optimizer)
-        if phase is None:
-            phase = self._phases[caller.optimizer] = Phase()
-        return phase
+        if call.optimizer is None:
+            return self._new_place(self._direct, caller_of(call), tensor)
+        owned = self._owned.get(call.optimizer)
+        if owned is None:
+            owned = self._owned[call.optimizer] = _Owned(Phase(), {})
+        place = owned.places.get(call.parameter)
+        if place is None or place.size != tensor.shape or place.dtype != tensor.dtype:
+            place = self._new_place(owned.phase, caller_of(call), tensor)
+            owned.places[call.parameter] = place
+        return place
+
+    def _new_place(self, phase: Phase, caller: Caller, tensor: torch.Tensor) -> _Place:
+        name, dense_dtype = _DTYPES[tensor.dtype]
+        shape = Tensor(
+            numel=tensor.numel(),
+            row=tensor[0].numel() if tensor.dim() > 1 and len(tensor) else 1,
+            element_bytes=dense_dtype.itemsize,
+            top_exponent=16 if tensor.dtype == torch.float16 else 128,
+        )
+        key = caller.parameter, tuple(tensor.shape), name
+        site = self._engine.site(phase, key, shape, self._ranks().size())
+        return _Place(phase, site, caller, tensor.shape, tensor.dtype)
 
     def _ranks(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set
@@ -256,7 +289,7 @@ class LHC(Compressor):  # type: ignore[misc]
 def _reduce_beside(header: torch.Tensor, caller: Caller) -> int:
     """Start the reduction of a header whose gradient goes the usual way at the same time. It has one name in all steps."""
     handle: int = hvd.allreduce_async(
-        header, name=f"hvd_lhc.header.{caller.parameter}", op=hvd.Sum, process_set=caller.optimizer.process_set
+        header, name=f"hvd_lhc.header.{caller.parameter}", op=hvd.Sum, process_set=caller.process_set
     )
     return handle
 
