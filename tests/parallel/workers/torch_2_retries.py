@@ -10,7 +10,7 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
-from exact import Array, assert_same_bits, draw_gradients
+from exact import Array, assert_same_bits, draw_gradients, generator
 from harness import case
 from steps import integer_steps
 from torch_common import PAIR, check_steps, plain, reduce, same_everywhere
@@ -149,6 +149,19 @@ def density_up_and_down() -> None:
     retries = [kind not in ("sketch", "dense", "probe") for kind in happened]
     for first, last in ((0, 4), (4, 8), (8, 12), (12, 24)):
         assert sum(retries[first:last]) <= 1, happened
+
+
+@case(2, 3)
+def density_that_drifts() -> None:
+    """0.1 % to 20 % and back, 10 % more or less per step, up to a third more or less on each rank: exact, hardly a retry."""
+    random = generator("drift")
+    up = [100 * 1.1**step for step in range(56)]
+    counts: list[int | list[int]] = [
+        [int(count * random.uniform(0.7, 1.3)) for _ in range(hvd.size())] for count in up + up[::-1]
+    ]
+    happened = check_steps("drift", integer_steps("drift", NUMEL, counts), LHC(reprobe_steps=8), hvd.Sum)
+    retries = [kind for kind in happened if kind not in ("sketch", "dense", "probe")]
+    assert len(retries) <= 4 and happened.count("sketch") >= 45, (retries, happened.count("sketch"))
 
 
 @case(2, 3)
