@@ -75,6 +75,7 @@ class State:
         probes_in_vain: probes so far that found nothing to gain, or no lasting gain.
         proven_steps: sketch: steps in a row that were verified.
         refusal_points: how much it has been refused of late.
+        overlap_was_poor: a sketch went dense since the ranks' union was too large, and none has lasted since.
         demand: what the last verified steps needed.
         waste: bytes that the plan has cost more than a smaller one that would have done.
         hasty: how many times in a row a smaller plan was taken too early.
@@ -91,6 +92,7 @@ class State:
     probes_in_vain: int = 0
     proven_steps: int = 0
     refusal_points: int = 0
+    overlap_was_poor: bool = False
     demand: Demand = field(default_factory=Demand)
     waste: int = 0
     hasty: int = 0
@@ -149,7 +151,8 @@ def next_state(state: State, facts: Facts | None, tensor: Tensor, world_size: in
 
 def _go_dense(state: State, settings: Settings) -> State:
     wait = settings.reprobe_steps << min(state.probes_in_vain, 4)
-    return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1)
+    poor = state.overlap_was_poor or state.kind == "sketch"
+    return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1, overlap_was_poor=poor)
 
 
 def _after_dense(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -157,22 +160,28 @@ def _after_dense(state: State, tensor: Tensor, world_size: int, settings: Settin
         return state
     if state.steps_left > 1:
         return replace(state, steps_left=state.steps_left - 1)
-    return State("probe", header_plan(tensor, world_size, settings), probes_in_vain=state.probes_in_vain)
+    return replace(state, kind="probe", plan=header_plan(tensor, world_size, settings), steps_left=0)
 
 
 def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
     if facts.reason == "nonfinite":  # says nothing about sparsity; look again
         return state
-    # Ranks may share all their nonzeros or none: with luck the union is the average of the ranks, at worst the sum.
+    # Ranks may share all their nonzeros or none: with luck the union is the average of the ranks, at worst the sum. Where that
+    # has led to nothing, less luck is hoped for: as much as ranks have that don't know of each other.
     counts = {1: facts.nonzero_elements}
     if tensor.has_rows:
         counts[tensor.row] = facts.nonzero_rows
     exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
     parts = 1 if settings.precision == "bounded" else 2
+
+    def hope(block: int, count: int) -> int:
+        average = -(-count // world_size)
+        return _independent_union(-(-tensor.numel // block), average, world_size) if state.overlap_was_poor else average
+
     plans = [
         plan
         for block, count in counts.items()
-        if (plan := cheapest_plan(tensor, world_size, settings, block, -(-count // world_size), exponent, parts, seed=0))
+        if (plan := cheapest_plan(tensor, world_size, settings, block, hope(block, count), exponent, parts, seed=0))
     ]
     hopeful = min(plans, key=lambda plan: plan.wire_size, default=None)
     if hopeful is None or hopeful.wire_bytes > _limit(tensor, settings):
@@ -180,7 +189,13 @@ def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, se
     expected = counts[hopeful.block]
     worst = grow_plan(hopeful, first_guess(expected))
     plan = worst if worst is not None and worst.wire_bytes <= tensor.dense_bytes else hopeful
-    return State("sketch", plan, probes_in_vain=state.probes_in_vain, provisional=True, expected_keys=expected)
+    return replace(state, kind="sketch", plan=plan, provisional=True, expected_keys=expected)
+
+
+def _independent_union(keys: int, each: int, ranks: int) -> int:
+    """How many of all keys at least one rank has, on average, if each rank draws so many of them."""
+    others = int((keys - min(each, keys)) ** ranks) // int(keys ** (ranks - 1))
+    return keys - others
 
 
 def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -243,6 +258,7 @@ def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, 
         refusal_points=max(0, state.refusal_points - 1),
         proven_steps=proven,
         probes_in_vain=0 if proven >= _PROVEN_AFTER_STEPS else state.probes_in_vain,
+        overlap_was_poor=state.overlap_was_poor and proven < _PROVEN_AFTER_STEPS,
         steps_since_shrink=min(state.steps_since_shrink + 1, _SOON),
     )
     if state.provisional:
