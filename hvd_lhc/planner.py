@@ -326,20 +326,20 @@ def _settle_parts(state: State, facts: Facts) -> State:
     return replace(state, plan=single if single.wire_size < plan.wire_size else plan, single_steps=0)
 
 
-def _best_plan(state: State, tensor: Tensor, world_size: int, settings: Settings) -> Plan | None:
-    """The plan that suits the demand: the cheapest with the same keys, or one with keys of the other kind if that saves much."""
-    plan, demand = _plan_of(state), state.demand
+def _with_same_keys(state: State, tensor: Tensor, world_size: int, settings: Settings) -> Plan | None:
+    """The cheapest plan that suits the demand."""
+    plan, keys = _plan_of(state), state.demand.good_capacity
+    return cheapest_plan(tensor, world_size, settings, plan.block, keys, plan.exponent, plan.parts, plan.seed)
 
-    def cheapest(block: int, keys: int) -> Plan | None:
-        return cheapest_plan(tensor, world_size, settings, block, keys, plan.exponent, plan.parts, plan.seed)
 
-    best = cheapest(plan.block, demand.good_capacity)
-    if tensor.has_rows:
-        block = tensor.row if plan.block == 1 else 1
-        other = cheapest(block, demand.of_other_keys(demand.good_capacity, elements_per_key=block == 1))
-        if other is not None and (best is None or _saves_much(best, other)):
-            return other
-    return best
+def _with_other_keys(state: State, tensor: Tensor, world_size: int, settings: Settings) -> Plan | None:
+    """The same with rows instead of elements, or the other way round; how many of them is an estimate."""
+    if not tensor.has_rows:
+        return None
+    plan = _plan_of(state)
+    block = tensor.row if plan.block == 1 else 1
+    keys = state.demand.of_other_keys(state.demand.good_capacity, elements_per_key=block == 1)
+    return cheapest_plan(tensor, world_size, settings, block, keys, plan.exponent, plan.parts, plan.seed)
 
 
 def _saves_much(plan: Plan, other: Plan) -> bool:
@@ -348,16 +348,19 @@ def _saves_much(plan: Plan, other: Plan) -> bool:
 
 def _suit(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
     """Take the plan that suits the demand, now."""
-    best = _best_plan(state, tensor, world_size, settings)
-    if best is None or best.wire_bytes > _RATIO_SLACK * _limit(tensor, settings):
-        return _go_dense(state, settings)
-    return _take(state, best)
+    for find in (_with_same_keys, _with_other_keys):
+        best = find(state, tensor, world_size, settings)
+        if best is not None and best.wire_bytes <= _RATIO_SLACK * _limit(tensor, settings):
+            return _take(state, best)
+    return _go_dense(state, settings)
 
 
 def _review(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
     """Take the plan that suits the demand, if it is smaller and that pays."""
     plan = _plan_of(state)
-    best = _best_plan(state, tensor, world_size, settings)
+    best, other = (find(state, tensor, world_size, settings) for find in (_with_same_keys, _with_other_keys))
+    if other is not None and (best is None or _saves_much(best, other)):
+        best = other
     if best is None or not _saves_much(plan, best):
         return replace(state, waste=0)
     waste = state.waste + state.demand.current.steps * (plan.wire_bytes - best.wire_bytes)
@@ -373,7 +376,8 @@ def _take(state: State, plan: Plan) -> State:
     demand = state.demand
     sums, steps = (demand.current, demand.last), max(1, demand.steps)
     expected = -(-sum(p.rows if plan.block > 1 else p.elements for p in sums) // steps)
-    return replace(state, plan=plan, waste=0, demand=Demand(), provisional=True, expected_keys=expected)
+    hasty = min(state.hasty + 1, 4)  # so that estimates which are wrong in both directions don't go back and forth
+    return replace(state, plan=plan, waste=0, hasty=hasty, demand=Demand(), provisional=True, expected_keys=expected)
 
 
 def _limit(tensor: Tensor, settings: Settings) -> float:
