@@ -102,10 +102,15 @@ class Demand:
         counts = sum(p.elements if elements_per_key else p.rows for p in other)
         return -(-keys * counts // own) if own else keys
 
+    @property
+    def overlap(self) -> tuple[int, int]:
+        """The keys of all unions, and those of all ranks, each counted once per step that has them."""
+        return self.current.union + self.last.union, self.current.keys + self.last.keys
+
     def union_of(self, nonzero_keys: int) -> int:
         """How large the union of so many keys, counted once per rank, would be if ranks shared as much as they did."""
-        keys = self.current.keys + self.last.keys
-        return -(-nonzero_keys * (self.current.union + self.last.union) // keys) if keys else nonzero_keys
+        union, keys = self.overlap
+        return -(-nonzero_keys * union // keys) if keys else nonzero_keys
 
     @property
     def _peak(self) -> int:

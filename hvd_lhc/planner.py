@@ -75,7 +75,8 @@ class State:
         probes_in_vain: probes so far that found nothing to gain, or no lasting gain.
         proven_steps: sketch: steps in a row that were verified.
         refusal_points: how much it has been refused of late.
-        overlap_was_poor: a sketch went dense since the ranks' union was too large, and none has lasted since.
+        overlap: the union's keys and those of all ranks together, when a sketch went dense since they were too many (0, 0 if
+            none of its steps was verified), and none has lasted since.
         demand: what the last verified steps needed.
         waste: bytes that the plan has cost more than a smaller one that would have done.
         hasty: how many times in a row a smaller plan was taken too early.
@@ -92,7 +93,7 @@ class State:
     probes_in_vain: int = 0
     proven_steps: int = 0
     refusal_points: int = 0
-    overlap_was_poor: bool = False
+    overlap: tuple[int, int] | None = None
     demand: Demand = field(default_factory=Demand)
     waste: int = 0
     hasty: int = 0
@@ -151,8 +152,8 @@ def next_state(state: State, facts: Facts | None, tensor: Tensor, world_size: in
 
 def _go_dense(state: State, settings: Settings) -> State:
     wait = settings.reprobe_steps << min(state.probes_in_vain, 4)
-    poor = state.overlap_was_poor or state.kind == "sketch"
-    return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1, overlap_was_poor=poor)
+    overlap = state.demand.overlap if state.kind == "sketch" else state.overlap
+    return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1, overlap=overlap)
 
 
 def _after_dense(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -167,7 +168,7 @@ def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, se
     if facts.reason == "nonfinite":  # says nothing about sparsity; look again
         return state
     # Ranks may share all their nonzeros or none: with luck the union is the average of the ranks, at worst the sum. Where that
-    # has led to nothing, less luck is hoped for: as much as ranks have that don't know of each other.
+    # has led to nothing, they are expected to share as much as they did, or as ranks do that don't know of each other.
     counts = {1: facts.nonzero_elements}
     if tensor.has_rows:
         counts[tensor.row] = facts.nonzero_rows
@@ -176,7 +177,10 @@ def _after_probe(state: State, facts: Facts, tensor: Tensor, world_size: int, se
 
     def hope(block: int, count: int) -> int:
         average = -(-count // world_size)
-        return _independent_union(-(-tensor.numel // block), average, world_size) if state.overlap_was_poor else average
+        if state.overlap is None:
+            return average
+        union, keys = state.overlap
+        return -(-count * union // keys) if keys else _independent_union(-(-tensor.numel // block), average, world_size)
 
     plans = [
         plan
@@ -258,7 +262,7 @@ def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, 
         refusal_points=max(0, state.refusal_points - 1),
         proven_steps=proven,
         probes_in_vain=0 if proven >= _PROVEN_AFTER_STEPS else state.probes_in_vain,
-        overlap_was_poor=state.overlap_was_poor and proven < _PROVEN_AFTER_STEPS,
+        overlap=None if proven >= _PROVEN_AFTER_STEPS else state.overlap,
         steps_since_shrink=min(state.steps_since_shrink + 1, _SOON),
     )
     if state.provisional:
