@@ -31,6 +31,7 @@ def refuse_broken_keras() -> None:
         if any(cls.__module__.startswith("keras.src.optimizers.base_optimizer") for cls in classes):
             raise UnsupportedError(
                 "Horovod 0.28.1's Keras DistributedOptimizer reduces nothing under Keras 3: every rank would train alone. "
-                "Use hvd.DistributedGradientTape(tape, compression=...) in a custom loop, or Keras 2: "
+                "Use hvd_lhc.tensorflow.keras.DistributedOptimizer(optimizer, ...), which takes the same arguments and works "
+                "with Keras 3; or hvd.DistributedGradientTape(tape, compression=...) in a custom loop; or Keras 2: "
                 "pip install tf_keras, set TF_USE_LEGACY_KERAS=1 and take the optimizer from tf_keras."
             )

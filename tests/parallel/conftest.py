@@ -28,6 +28,7 @@ SUITES: dict[str, tuple[str, dict[str, str]]] = {
     "torch": ("torch", {}),
     "tensorflow": ("tensorflow", {}),
     "keras": ("tf_keras", {"TF_USE_LEGACY_KERAS": "1"}),
+    "keras3": ("keras", {}),
 }
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -1,19 +1,34 @@
-"""What the Keras cases share: starting and meeting, a model and its data. Keras is ``tf_keras``, version 2."""
+"""What the Keras cases share: starting and meeting, a model and its data.
+
+With ``TF_USE_LEGACY_KERAS=1`` Keras is ``tf_keras``, version 2, and the optimizer Horovod's; otherwise Keras 3 and ours.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow as tf
-import tf_keras
 from exact import generator
 from steps import count
 from tensorflow_common import PAIR, meet, same_everywhere, start
 
-__all__ = ["PAIR", "check_fit", "count", "fit", "initial_weights", "meet", "start"]
+if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+    import tf_keras as keras
+    from horovod.tensorflow.keras import DistributedOptimizer
+
+    COMPILE: dict[str, Any] = {}
+else:
+    import keras
+
+    from hvd_lhc.tensorflow.keras import DistributedOptimizer
+
+    COMPILE = {"jit_compile": False}
+
+__all__ = ["PAIR", "batches", "build_model", "check_fit", "count", "fit", "initial_weights", "meet", "start"]
 
 ROWS, ROW = 4000, 16
 SAMPLES, WORDS = 8, 3
@@ -21,8 +36,8 @@ SAMPLES, WORDS = 8, 3
 
 def build_model() -> Any:
     """A table of words, and a linear layer on the mean of the rows of a sample's words."""
-    layers = tf_keras.layers
-    model = tf_keras.Sequential([layers.Embedding(ROWS, ROW), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+    layers = keras.layers
+    model = keras.Sequential([layers.Embedding(ROWS, ROW), layers.GlobalAveragePooling1D(), layers.Dense(1)])
     model.build((None, WORDS))
     random = generator("weights")
     model.set_weights([random.normal(size=weight.shape).astype(np.float32) for weight in model.get_weights()])
@@ -46,7 +61,7 @@ def fit(optimizer: Any, compression: Any, steps: int, compile_options: dict[str,
     """Train with ``model.fit`` and return the bits of the weights.
 
     Args:
-        optimizer: of tf_keras.
+        optimizer: of Keras.
         compression: as for Horovod.
         steps: how many.
         compile_options: further options of ``model.compile``.
@@ -54,8 +69,8 @@ def fit(optimizer: Any, compression: Any, steps: int, compile_options: dict[str,
     """
     model = build_model()
     options = {"sparse_as_dense": True, **options}
-    distributed = hvd.DistributedOptimizer(optimizer, compression=compression, **options)
-    model.compile(distributed, "mse", **compile_options)
+    distributed = DistributedOptimizer(optimizer, compression=compression, **options)
+    model.compile(distributed, "mse", **COMPILE | compile_options)
     model.fit(batches(steps), epochs=1, verbose=0)
     return [weight.tobytes() for weight in model.get_weights()]
 

@@ -19,7 +19,7 @@ import harness
 
 CASE_TIMEOUT_SECONDS = 90
 #: What a suite must not load: adapters are independent.
-FOREIGN = {"torch": "tensorflow", "tensorflow": "torch", "keras": "torch"}
+FOREIGN = {"torch": "tensorflow", "tensorflow": "torch", "keras": "torch", "keras3": "torch"}
 
 
 def main(suite: str, directory: str, *names: str) -> int:

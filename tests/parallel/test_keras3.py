@@ -1,0 +1,13 @@
+"""Keras 3 with ``hvd_lhc.tensorflow.keras``: every case of ``workers/keras3_*.py`` passes on every rank."""
+
+from __future__ import annotations
+
+import pytest
+
+SUITE = "keras3"
+
+
+def test_case_on_every_rank(outcome: dict[int, str]) -> None:
+    """What the docstring of the case in ``workers/keras3_*.py`` says holds on every rank."""
+    if outcome:
+        pytest.fail("\n".join(f"rank {rank}: {text}" for rank, text in sorted(outcome.items())), pytrace=False)
