@@ -7,8 +7,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-__all__ = ["dense_options", "is_in_a_group"]
+__all__ = ["dense_options", "is_in_a_group", "no_sum"]
 
+#: What is no sum, by name.
+_NO_SUMS = {hvd.Adasum: "Adasum", hvd.Min: "Min", hvd.Max: "Max", hvd.Product: "Product"}
 #: How far Horovod's function may be up the stack, with AutoGraph in between.
 _FRAMES_TO_LOOK_AT = 24
 
@@ -16,6 +18,12 @@ _FRAMES_TO_LOOK_AT = 24
 def is_in_a_group() -> bool:
     """Is a tensor being compressed that Horovod reduces together with others? All of them must then have one type."""
     return _reducing_frame()[0] == "grouped_allreduce"
+
+
+def no_sum() -> str:
+    """The name of the reduction that a tensor is being compressed for, if it can't carry sketches; empty otherwise."""
+    name, variables = _reducing_frame()
+    return "reducescatter" if name.endswith("reducescatter") else _NO_SUMS.get(variables.get("op"), "")
 
 
 def dense_options(reduced: Any) -> dict[str, Any] | None:
@@ -43,6 +51,6 @@ def _reducing_frame() -> tuple[str, dict[str, Any]]:
         frame = frame.f_back
         if frame.f_globals.get("__name__") == hvd.__name__:
             name = frame.f_code.co_name.removeprefix("tf__")  # so AutoGraph calls what it converted
-            if name in ("allreduce", "grouped_allreduce"):
+            if name in ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"):
                 return name, frame.f_locals
     return "", {}

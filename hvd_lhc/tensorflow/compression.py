@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -21,10 +22,11 @@ from tensorflow.python.ops import control_flow_util
 from hvd_lhc.compressor import Engine, Outcome, Phase, Statistics, Ticket
 from hvd_lhc.errors import DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
+from hvd_lhc.refusals import refuse_operation
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
 from hvd_lhc.tensorflow.call_sites import CallSites, is_nested
-from hvd_lhc.tensorflow.caller import dense_options, is_in_a_group
+from hvd_lhc.tensorflow.caller import dense_options, is_in_a_group, no_sum
 from hvd_lhc.tensorflow.keras_guard import refuse_broken_keras
 
 __all__ = ["LHC"]
@@ -89,12 +91,17 @@ class LHC(Compressor):  # type: ignore[misc]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """The tensor to reduce instead of ``tensor``, and the context for :meth:`decompress`."""
+        """The tensor to reduce instead of ``tensor``, and the context for :meth:`decompress`.
+
+        Raises:
+            UnsupportedError: Horovod is about to do something else than a sum or an average, or XLA compiles the function.
+        """
         numel = tensor.shape.num_elements()
-        if tensor.dtype not in _DENSE_DTYPES or self._ranks().size() < 2:
+        if tensor.dtype not in _DENSE_DTYPES or (self._ranks().size() < 2 and not _is_elastic()):
             return tensor, None
         if numel is not None and numel < self._settings.min_numel and tensor.dtype != tf.bfloat16 and not is_in_a_group():
             return tensor, None
+        refuse_operation(no_sum(), tensor.shape)
         eager = tf.executing_eagerly()
         if not eager and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise UnsupportedError(
@@ -249,6 +256,11 @@ class _Site:
         if options is None:
             total *= tf.cast(factor, total.dtype)
         return tf.cast(total, self._dtype)
+
+
+def _is_elastic() -> bool:
+    """Can the number of ranks change while a traced function is in use?"""
+    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
 
 
 def _name_of_reduction(wire: Any) -> tuple[str, bool]:

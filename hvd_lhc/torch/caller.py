@@ -6,12 +6,14 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from horovod.torch.mpi_ops import Average, Sum
+from horovod.torch.mpi_ops import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = ["Call", "Caller", "caller_of", "find_call"]
 
 #: A list comprehension has a frame of its own before Python 3.12, and a user's compressor may stand in between.
 _FRAMES_TO_LOOK_AT = 6
+#: What is no sum, by name.
+_NO_SUMS = {Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,16 @@ class Caller:
 
 
 class Call(NamedTuple):
-    """A call of Horovod's as its frame shows it: quickly found, once for each tensor and step."""
+    """A call of Horovod's as its frame shows it: quickly found, once for each tensor and step.
+
+    ``no_sum`` is the name of a reduction that can't carry sketches.
+    """
 
     optimizer: Any | None = None
     parameter: str = ""
     predivides: bool = False
     options: dict[str, Any] | None = None
+    no_sum: str = ""
 
 
 def find_call() -> Call:
@@ -61,10 +67,14 @@ def find_call() -> Call:
                 # Horovod leaves the predivide factor out where it reduces groups.
                 optimizer = local["self"]
                 name = str(getattr(optimizer, "_parameter_names", {}).get(parameter, ""))
-                return Call(optimizer, name, predivides=function == "_allreduce_grad_async")
+                no_sum = "" if hasattr(optimizer, "op") else "Adasum"  # which has an optimizer of its own
+                return Call(optimizer, name, predivides=function == "_allreduce_grad_async", no_sum=no_sum)
         elif module == "horovod.torch.mpi_ops" and function in ("allreduce", "grouped_allreduce"):
             names = ("average", "op", "prescale_factor", "postscale_factor")
-            return Call(options={name: frame.f_locals[name] for name in names})
+            options = {name: frame.f_locals[name] for name in names}
+            return Call(options=options, no_sum=_NO_SUMS.get(options["op"], ""))
+        elif module == "horovod.torch.mpi_ops" and function in ("reducescatter", "grouped_reducescatter"):
+            return Call(no_sum="reducescatter")
         frame = frame.f_back
     return Call()
 

@@ -14,6 +14,7 @@ from horovod.torch.compression import Compressor
 from hvd_lhc.compressor import Engine, Outcome, Phase, Site, Statistics, Ticket
 from hvd_lhc.errors import DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
+from hvd_lhc.refusals import refuse_operation
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
 from hvd_lhc.torch.caller import Call, Caller, caller_of, find_call
@@ -145,10 +146,16 @@ class LHC(Compressor):  # type: ignore[misc]
         """The array to reduce instead of ``tensor``, and the context for :meth:`decompress`.
 
         ``tensor`` is not modified, and is kept until ``decompress`` in case it has to be reduced dense.
+
+        Raises:
+            UnsupportedError: Horovod is about to do something else than a sum or an average.
         """
         if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or _needs_autograd(tensor):
             return tensor, None
-        place = self._place(find_call(), tensor)
+        call = find_call()
+        if call.no_sum and tensor.numel() >= self._settings.min_numel:
+            refuse_operation(call.no_sum, tensor.shape)
+        place = self._place(call, tensor)
         ticket = self._engine.begin_at(place.phase, place.site)
         dense_dtype = _DTYPES[tensor.dtype][1]
         if ticket is None:

@@ -10,18 +10,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from launching import WORKERS, horovodrun
 
-WORKERS = Path(__file__).parent / "workers"
-REPOSITORY = Path(__file__).parents[2]
 LAUNCH_TIMEOUT_SECONDS = 400
 #: What each suite needs, and the environment it runs in.
 SUITES: dict[str, tuple[str, dict[str, str]]] = {
@@ -29,16 +23,6 @@ SUITES: dict[str, tuple[str, dict[str, str]]] = {
     "tensorflow": ("tensorflow", {}),
     "keras": ("tf_keras", {"TF_USE_LEGACY_KERAS": "1"}),
     "keras3": ("keras", {}),
-}
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "CUDA_VISIBLE_DEVICES": "",
-    # A rank that failed waits for the others at the end of a case; a rank that waits for it elsewhere is released by this.
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "15",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "30",
 }
 
 
@@ -113,41 +97,15 @@ class Launches:
 
 def launch(suite: str, ranks: int, names: list[str], directory: Path) -> Launch:
     """Run cases of a suite under ``horovodrun``, and collect what every rank reported."""
-    environment = {**os.environ, **ENVIRONMENT, **SUITES[suite][1]}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_path()]))
-    command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks)]
-    command += [sys.executable, str(WORKERS / "run.py"), suite, str(directory), *names]
-    with tempfile.TemporaryFile("w+", errors="replace") as printed:
-        process = subprocess.Popen(
-            command, stdout=printed, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            process.wait(LAUNCH_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            _stop(process)
-        printed.seek(0)
-        done = Launch(printed.read(), process.returncode)
+    command = [str(WORKERS / "run.py"), suite, str(directory), *names]
+    returncode, output = horovodrun(["-np", str(ranks)], command, LAUNCH_TIMEOUT_SECONDS, **SUITES[suite][1])
+    done = Launch(output, returncode)
     for rank in range(ranks):
         path = directory / f"rank{rank}.jsonl"
         for line in path.read_text().splitlines() if path.exists() else []:
             name, outcome = json.loads(line)
             done.results.setdefault(name, {})[rank] = outcome
     return done
-
-
-def _package_path() -> str | None:
-    """The checkout, if the package is not installed."""
-    return None if importlib.util.find_spec("hvd_lhc") else str(REPOSITORY)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End horovodrun, which ends its ranks; then whatever of its group is left."""
-    process.terminate()
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ Usage: ``optimizer = hvd_lhc.tensorflow.keras.DistributedOptimizer(optimizer, co
 from __future__ import annotations
 
 from hvd_lhc.tensorflow import LHC, Compression
-from hvd_lhc.tensorflow.keras import callbacks
+from hvd_lhc.tensorflow.keras import callbacks, elastic
 from hvd_lhc.tensorflow.keras.optimizer import DistributedOptimizer, load_model
 
-__all__ = ["LHC", "Compression", "DistributedOptimizer", "callbacks", "load_model"]
+__all__ = ["LHC", "Compression", "DistributedOptimizer", "callbacks", "elastic", "load_model"]

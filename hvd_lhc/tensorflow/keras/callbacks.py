@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvd_lhc.tensorflow.keras.variables import tf_variable
+
 __all__ = ["BroadcastGlobalVariablesCallback", "MetricAverageCallback"]
 
 
@@ -27,7 +29,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def __init__(self, root_rank: int, *, local_variables: Any = (), process_set: Any = hvd.global_process_set) -> None:
         super().__init__()
         self._root_rank = root_rank
-        self._local = {_tf_variable(variable).ref() for variable in local_variables}
+        self._local = {tf_variable(variable).ref() for variable in local_variables}
         self._process_set = process_set
         self._is_done = False
 
@@ -47,7 +49,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self) -> None:
         variables = [*self.model.weights, *self.model.optimizer.variables]
-        variables = [one for one in map(_tf_variable, variables) if one.ref() not in self._local]
+        variables = [one for one in map(tf_variable, variables) if one.ref() not in self._local]
         hvd.broadcast_variables(variables, root_rank=self._root_rank, process_set=self._process_set)
         self._is_done = True
 
@@ -76,8 +78,3 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             values, name="hvd_lhc.keras.metrics", op=hvd.Average, process_set=self._process_set
         ).numpy()
         logs.update(zip(names, averages.tolist(), strict=True))
-
-
-def _tf_variable(variable: Any) -> tf.Variable:
-    """What a variable of Keras holds."""
-    return getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable

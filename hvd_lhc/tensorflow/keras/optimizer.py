@@ -13,6 +13,7 @@ from tensorflow.python.ops import control_flow_util
 
 from hvd_lhc.errors import ConfigError, UnsupportedError
 from hvd_lhc.tensorflow.keras.accumulation import Accumulation
+from hvd_lhc.tensorflow.keras.variables import tf_variable
 
 __all__ = ["DistributedOptimizer", "load_model"]
 
@@ -84,7 +85,7 @@ def DistributedOptimizer(
             sparse_as_dense,
             op,
             gradient_predivide_factor,
-            [[_tf_variable(one) for one in group] for group in groups] if isinstance(groups, list) else groups,
+            [[tf_variable(one) for one in group] for group in groups] if isinstance(groups, list) else groups,
             process_set,
         ),
         Accumulation(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense),
@@ -146,13 +147,8 @@ class _Distributed:
         self._accumulation.add(grads, variables, lambda sums: self._reduce_and_apply(sums, variables))
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        reduced = self._reduce_over_ranks(grads, [_tf_variable(variable) for variable in variables])
+        reduced = self._reduce_over_ranks(grads, [tf_variable(variable) for variable in variables])
         super().apply(list(reduced), variables)  # type: ignore[misc]
-
-
-def _tf_variable(variable: Any) -> Any:
-    """What a variable of Keras holds."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _for_keras_2(arguments: dict[str, Any]) -> Any:
@@ -179,7 +175,7 @@ def _refuse_loss_scaling(optimizer: Any) -> None:
         if frame.f_globals.get("__name__") == _LOSS_SCALING and frame.f_locals.get("self", optimizer) is not optimizer:
             raise UnsupportedError(
                 "a LossScaleOptimizer around a DistributedOptimizer leaves a step out on each rank by itself, so that ranks "
-                "would wait for each other. Write DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...), which "
-                "model.compile then takes as it is."
+                "would wait for each other. Write DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...), "
+                "which model.compile then takes as it is."
             )
         frame = frame.f_back  # type: ignore[assignment]

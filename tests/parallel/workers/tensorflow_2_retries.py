@@ -13,7 +13,7 @@ import tensorflow as tf
 from exact import Array, assert_same_bits, draw_gradients
 from harness import case
 from steps import integer_steps
-from tensorflow_common import MODES, PAIR, as_array, check_steps, error_in, plain, raised, reducer, same_everywhere
+from tensorflow_common import MODES, PAIR, as_array, check_steps, error_in, node_name, plain, raised, reducer, same_everywhere
 
 from hvd_lhc import DecodeError, UnsupportedError
 from hvd_lhc.tensorflow import LHC
@@ -134,9 +134,9 @@ def fallback_error() -> None:
 
 @case(2, 3)
 def reductions_that_are_no_sum() -> None:
-    """Min, Max and Product are refused on every rank, with the way out in the message; then Sum works."""
+    """Min, Max, Product and Adasum are refused on every rank, with the way out in the message; then Sum works."""
     for mode in MODES:
-        for op in (hvd.Min, hvd.Max, hvd.Product):
+        for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
             for sketched in (False, True):
                 lhc, name = LHC(), f"no sum {op} {sketched}"
                 steps = integer_steps(name, NUMEL, [100] * 4)
@@ -144,15 +144,33 @@ def reductions_that_are_no_sum() -> None:
                     check_steps(name, steps[:2], lhc, hvd.Sum)
                 tensor = tf.constant(steps[2][hvd.rank()])
                 reduce = reducer(lhc, name, mode, op=op)
-                message = str(raised(error_in(mode, UnsupportedError), reduce, tensor))
-                assert "op=Sum or op=Average" in message and "compression=Compression.none" in message, message
-                assert mode == "eager" or "UnsupportedError" in message, message
+                message = str(raised(UnsupportedError, reduce, tensor))
+                assert "op=hvd.Sum or op=hvd.Average" in message and "compression=Compression.none" in message, message
                 check_steps(name, steps[3:], lhc, hvd.Sum)
+
+
+@case(2, 3)
+def wires_reduced_by_no_sum() -> None:
+    """Where the compressor's functions are called by hand, a wire shows what was done to it, eagerly and in a graph."""
+    for mode in MODES:
+        for op in (hvd.Min, hvd.Max, hvd.Product):
+            lhc, name = LHC(), f"by hand {op} {mode}"
+            steps = integer_steps(name, NUMEL, [100] * 3)
+
+            def by_hand(tensor: Any, lhc: LHC = lhc, op: Any = op, name: str = name) -> Any:
+                wire, context = lhc.compress(tensor)
+                return lhc.decompress(hvd.allreduce(wire, op=op, name=node_name(name)), context)
+
+            call = tf.function(by_hand) if mode == "graph" else by_hand
+            message = str(raised(error_in(mode, UnsupportedError), call, tf.constant(steps[0][hvd.rank()])))
+            assert "op=Sum or op=Average" in message and "compression=Compression.none" in message, message
+            assert mode == "eager" or "UnsupportedError" in message, message
+            check_steps(name, steps[1:], lhc, hvd.Sum)
 
 
 @case(2)
 def reducescatter_is_refused() -> None:
-    """hvd.reducescatter takes a compressor too, but leaves no rank the whole of a sketch: an error says so."""
+    """hvd.reducescatter takes a compressor too, but leaves no rank the whole of a sketch: refused before it is sent."""
     for mode in MODES:
         lhc = LHC()
 
@@ -161,8 +179,8 @@ def reducescatter_is_refused() -> None:
 
         call = tf.function(scatter) if mode == "graph" else scatter
         tensor = tf.constant(draw_gradients("scatter", NUMEL, 100, 1)[0])
-        message = str(raised(error_in(mode, UnsupportedError), call, tensor))
-        assert "compression=Compression.none" in message, message
+        message = str(raised(UnsupportedError, call, tensor))
+        assert "reducescatter" in message and "compression=Compression.none" in message, message
 
 
 @case(2)

@@ -207,8 +207,8 @@ def fallback_error_in_the_middle() -> None:
 
 @case(2, 3)
 def reductions_that_are_no_sum() -> None:
-    """Min, Max and Product raise UnsupportedError on every rank, from a probe and from a sketch; then Sum works."""
-    for op in (hvd.Min, hvd.Max, hvd.Product):
+    """Min, Max, Product and Adasum raise UnsupportedError on every rank, from a probe and from a sketch; then Sum works."""
+    for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
         for sketched in (False, True):
             lhc, name = LHC(), f"no sum {op} {sketched}"
             steps = integer_steps(name, NUMEL, [100] * 4)
@@ -216,9 +216,48 @@ def reductions_that_are_no_sum() -> None:
                 check_steps(name, steps[:2], lhc, hvd.Sum)
             tensor = torch.from_numpy(steps[2][hvd.rank()])
             error = raised(UnsupportedError, hvd.allreduce, tensor, compression=lhc, name=name, op=op)
+            assert "op=hvd.Sum" in str(error) and "Compression.none" in str(error), error
+            grouped = raised(UnsupportedError, hvd.grouped_allreduce, [tensor] * 2, compression=lhc, name=name, op=op)
+            assert str(grouped) == str(error)
+            check_steps(name, steps[3:], lhc, hvd.Sum)
+            same_everywhere(str(error), name)
+
+
+@case(2, 3)
+def wires_reduced_by_no_sum() -> None:
+    """Where Horovod's functions are called by hand, a probe and a sketch show what was done to them."""
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        for sketched in (False, True):
+            lhc, name = LHC(), f"no sum by hand {op} {sketched}"
+            steps = integer_steps(name, NUMEL, [100] * 4)
+            if sketched:
+                check_steps(name, steps[:2], lhc, hvd.Sum)
+            wire, context = lhc.compress(torch.from_numpy(steps[2][hvd.rank()]))
+            reduced = hvd.allreduce(wire, name=name, op=op)
+            error = raised(UnsupportedError, lhc.decompress, reduced, context)
             assert "op=Sum" in str(error), error
             check_steps(name, steps[3:], lhc, hvd.Sum)
             same_everywhere(str(error), name)
+
+
+@case(2, 3)
+def reducescatter_is_refused() -> None:
+    """hvd.reducescatter takes a compressor too, but leaves no rank the whole of a sketch: refused before it is sent."""
+    tensor = torch.from_numpy(draw_gradients("scatter", NUMEL, 100, 1)[0])
+    lhc = LHC()
+    error = raised(UnsupportedError, hvd.reducescatter, tensor, compression=lhc, op=hvd.Sum, name="scatter")
+    assert "reducescatter" in str(error) and "Compression.none" in str(error), error
+    raised(UnsupportedError, hvd.grouped_reducescatter, [tensor, tensor], compression=lhc, op=hvd.Sum, name="scatter2")
+    check_steps("after scatter", integer_steps("after scatter", NUMEL, [100] * 2), lhc, hvd.Sum)
+
+
+@case(2)
+def optimizer_with_adasum() -> None:
+    """DistributedOptimizer(op=Adasum) with a compressor is refused in the first backward pass."""
+    weight = torch.nn.Parameter(torch.zeros(NUMEL))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("adasum", weight)], LHC(), op=hvd.Adasum)
+    error = raised(UnsupportedError, lambda: (weight.sum().backward(), optimizer.step()))
+    assert "Adasum" in str(error) and "Compression.none" in str(error), error
 
 
 @case(2, 3)
