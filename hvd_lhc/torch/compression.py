@@ -160,14 +160,14 @@ class LHC(Compressor):  # type: ignore[misc]
         dense_dtype = _DTYPES[tensor.dtype][1]
         if ticket is None:
             if dense_dtype == tensor.dtype:
-                return tensor, None
-            return tensor.to(dense_dtype), _Dense(tensor.dtype)
+                return tensor.contiguous(), None  # Horovod takes no other
+            return tensor.to(dense_dtype).contiguous(), _Dense(tensor.dtype)
         gradient = tensor.detach()
         x = gradient if ticket.plan.numel == tensor.numel() else gradient.reshape(-1)[: ticket.plan.numel]
         x = x.to("cpu", torch.float32).contiguous().view(-1)
         wire = torch.from_numpy(self._engine.encode(ticket, x.numpy(), self._ranks().rank()))
         if ticket.kind != "sketch" and place.caller.has_names:
-            return tensor.to(dense_dtype), _Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
+            return tensor.to(dense_dtype).contiguous(), _Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
         wire = wire.to(tensor.device)
         sketch = _Sketch(gradient, wire, ticket, place.caller.options)
         self._under_way.add(sketch)

@@ -34,14 +34,16 @@ def gradient(step: int, rank: int) -> Array:
     return table
 
 
-def happen(step: int) -> None:
+def happen(step: int, rank: int, size: int) -> None:
     """A rank on ``HOST_THAT_CRASHES`` ends without a word before its part of a step; later, hosts may come."""
-    directory, rank = Path(os.environ["ELASTIC_DIRECTORY"]), int(os.environ["HOROVOD_RANK"])
+    directory = Path(os.environ["ELASTIC_DIRECTORY"])
     if step == STEP_OF_THE_CRASH and os.environ["HOROVOD_HOSTNAME"] == os.environ["HOST_THAT_CRASHES"]:
         _change_hosts(directory, "hosts-after-the-crash")
         os.kill(os.getpid(), signal.SIGKILL)
     if step == STEP_OF_THE_GROWTH and rank == 0:
         _change_hosts(directory, "hosts-that-come")
+    if step > STEP_OF_THE_GROWTH and size == 1:
+        time.sleep(1)  # until the others are there
 
 
 def _change_hosts(directory: Path, name: str) -> None:

@@ -33,7 +33,7 @@ def main() -> None:
     @hvd.elastic.run  # type: ignore[untyped-decorator]
     def train(state: Any) -> None:
         while state.step < STEPS:
-            happen(state.step)
+            happen(state.step, hvd.rank(), hvd.size())
             step(tf.constant(gradient(state.step, hvd.rank())))
             state.history = [*state.history, (state.step, hvd.size())]
             state.step += 1

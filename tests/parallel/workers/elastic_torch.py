@@ -25,7 +25,7 @@ def main() -> None:
     @hvd.elastic.run  # type: ignore[untyped-decorator]
     def train(state: Any) -> None:
         while state.step < STEPS:
-            happen(state.step)
+            happen(state.step, hvd.rank(), hvd.size())
             optimizer.zero_grad()
             (model.weight * torch.from_numpy(gradient(state.step, hvd.rank()))).sum().backward()
             optimizer.step()

@@ -37,7 +37,8 @@ def reduce(gradient: Array | torch.Tensor, compressor: Any, name: str, **options
     before = tensor.clone()
     result = hvd.allreduce(tensor, compression=compressor, name=name, **options)
     assert result.dtype == tensor.dtype and result.shape == tensor.shape, f"{name}: {result.dtype} {result.shape}"
-    assert torch.equal(tensor.view(torch.uint8), before.view(torch.uint8)), f"{name}: the input was modified"
+    now, then = (one.detach().contiguous().view(-1).view(torch.uint8) for one in (tensor, before))
+    assert torch.equal(now, then), f"{name}: the input was modified"
     array: Array = (result.float() if result.dtype == torch.bfloat16 else result).numpy()
     return array
 
