@@ -1,11 +1,13 @@
-"""Callbacks for ``model.fit`` of Keras 3 under Horovod; Horovod's own ones are for Keras 2."""
+"""Callbacks for ``model.fit`` under Horovod, for Keras 3 and, with ``TF_USE_LEGACY_KERAS=1``, for ``tf_keras``.
+
+Horovod's own ones are for Keras 2, and fail where Keras 3 is installed beside it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,7 +16,7 @@ from hvd_lhc.tensorflow.keras.variables import tf_variable
 __all__ = ["BroadcastGlobalVariablesCallback", "MetricAverageCallback"]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """All ranks begin with the weights, and the optimizer's state, of one rank.
 
     Broadcast before the first step if the model and its optimizer have variables on every rank by then; otherwise after
@@ -35,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if there is something to broadcast on every rank."""
-        built = int(self.model.built and getattr(self.model.optimizer, "built", True))
+        built = int(self.model.built and getattr(self.model.optimizer, "built", False))
         everywhere = hvd.allreduce(
             tf.constant(built), name="hvd_lhc.keras.built", op=hvd.Min, process_set=self._process_set
         )
@@ -48,13 +50,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def _broadcast(self) -> None:
-        variables = [*self.model.weights, *self.model.optimizer.variables]
+        optimizer = self.model.optimizer.variables
+        variables = [*self.model.weights, *(optimizer() if callable(optimizer) else optimizer)]
         variables = [one for one in map(tf_variable, variables) if one.ref() not in self._local]
         hvd.broadcast_variables(variables, root_rank=self._root_rank, process_set=self._process_set)
         self._is_done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the metrics of an epoch over the ranks.
 
     It has to stand before all callbacks that read metrics (``ReduceLROnPlateau``, ``EarlyStopping``, ``CSVLogger`` ...).

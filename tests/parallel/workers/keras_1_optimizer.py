@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from typing import Any
 
 import horovod.tensorflow.keras as hvd
@@ -9,12 +12,13 @@ import keras
 import tensorflow as tf
 import tf_keras
 from harness import case
-from keras_common import PAIR, check_fit, fit, initial_weights
+from keras_common import PAIR, ROW, ROWS, batches, build_model, check_fit, fit, initial_weights
 from steps import count
-from tensorflow_common import raised
+from tensorflow_common import raised, same_everywhere
 
 from hvd_lhc import UnsupportedError
 from hvd_lhc.tensorflow import LHC, Compression
+from hvd_lhc.tensorflow.keras import callbacks
 
 
 def sgd() -> Any:
@@ -101,6 +105,44 @@ def process_set_of_an_optimizer() -> None:
         assert_sketched(happened, steps=6)
     else:
         assert happened == {"sketch": 0, "probe": 0, "dense": 0}, happened
+
+
+@case(2)
+def saved_and_loaded() -> None:
+    """horovod.tensorflow.keras.load_model with the compressor: training goes on with the weights of plain Horovod's.
+
+    It takes no sparse_as_dense, so that gradients of tables are gathered; and it can't load what is saved as .keras.
+    """
+    model = build_model()
+    model.compile(hvd.DistributedOptimizer(adam(), compression=LHC(), sparse_as_dense=True), "mse")
+    model.fit(batches(4), verbose=0)
+    weights = []
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model.h5")
+        model.save(path)
+        for compression in (LHC(), hvd.Compression.none):
+            loaded = hvd.load_model(path, compression=compression)
+            loaded.fit(batches(8).skip(4), verbose=0)
+            weights.append([array.tobytes() for array in loaded.get_weights()])
+    assert weights[0] == weights[1] and weights[0][0] != model.get_weights()[0].tobytes()
+
+
+@case(2, 3)
+def callbacks_for_both_versions() -> None:
+    """hvd_lhc's callbacks work with Keras 2 as well: initial weights of rank 0, averaged metrics.
+
+    Horovod's own ones take Keras 3 for their backend where it is installed, and fail.
+    """
+    tf_keras.utils.set_random_seed(hvd.rank())
+    layers = tf_keras.layers
+    model = tf_keras.Sequential([layers.Embedding(ROWS, ROW), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+    lhc = LHC()
+    model.compile(hvd.DistributedOptimizer(sgd(), compression=lhc, sparse_as_dense=True), "mse")
+    both = [callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback()]
+    history = model.fit(batches(4), epochs=3, verbose=0, callbacks=both).history
+    same_everywhere([hashlib.sha256(array.tobytes()).hexdigest() for array in model.get_weights()], "broadcast weights")
+    same_everywhere(history["loss"], "averaged loss")
+    assert count(lhc)["sketch"] >= 8, count(lhc)
 
 
 @case(2)
