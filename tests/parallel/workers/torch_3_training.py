@@ -296,9 +296,10 @@ def same_shape_one_dense() -> None:
 
 @case(2, 3)
 def several_backward_passes() -> None:
-    """backward_passes_per_step=2: gradients are summed on each rank, then reduced once."""
-    happened = check_training("two passes", LHC(), backward_passes_per_step=2, optimizer=adam)
-    assert_sketched(happened, tables=1, dense=2)
+    """backward_passes_per_step of 2 and 4: gradients are summed on each rank, then reduced once."""
+    for passes in (2, 4):
+        happened = check_training(f"{passes} passes", LHC(), backward_passes_per_step=passes, optimizer=adam)
+        assert_sketched(happened, tables=1, dense=2)
 
 
 @case(2, 3)

@@ -41,6 +41,8 @@ def sparse_gradients() -> None:
     assert happened == {"sketch": 0, "probe": 0, "dense": 2 * STEPS}, happened
     happened = check_training("as dense", LHC(), lambda: Model(ROWS, sparse=True), sparse_as_dense=True)
     assert_sketched(happened, tables=1, dense=2)
+    options = {"sparse_as_dense": True, "backward_passes_per_step": 2}
+    assert_sketched(check_training("as dense, twice", LHC(), lambda: Model(ROWS, sparse=True), **options), tables=1, dense=2)
 
 
 @case(2, 3)
