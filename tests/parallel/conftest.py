@@ -19,8 +19,10 @@ from launching import WORKERS, horovodrun
 LAUNCH_TIMEOUT_SECONDS = 400
 #: What each suite needs, and the environment it runs in.
 SUITES: dict[str, tuple[str, dict[str, str]]] = {
-    "torch": ("torch", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}),
-    "tensorflow": ("tensorflow", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}),
+    "torch": ("torch", {}),
+    "tensorflow": ("tensorflow", {}),
+    "torchsets": ("torch", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}),
+    "tensorflowsets": ("tensorflow", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}),
     "keras": ("tf_keras", {"TF_USE_LEGACY_KERAS": "1"}),
     "keras3": ("keras", {}),
 }

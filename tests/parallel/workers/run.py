@@ -19,7 +19,10 @@ import harness
 
 CASE_TIMEOUT_SECONDS = 90
 #: What a suite must not load: adapters are independent.
-FOREIGN = {"torch": "tensorflow", "tensorflow": "torch", "keras": "torch", "keras3": "torch"}
+FOREIGN = {
+    **dict.fromkeys(("torch", "torchsets"), "tensorflow"),
+    **dict.fromkeys(("tensorflow", "tensorflowsets", "keras", "keras3"), "torch"),
+}
 
 
 def main(suite: str, directory: str, *names: str) -> int:

@@ -284,21 +284,6 @@ def process_set() -> None:
 
 
 @case(3)
-def dynamic_process_set() -> None:
-    """A process set that is added while the job runs, and removed again: retries stay within it."""
-    pair = hvd.add_process_set([1, 2])
-    try:
-        if pair.included():
-            steps = [draw_gradients(("dynamic", step), NUMEL, 100, 2, "nested", "ordinary") for step in range(5)]
-            steps[3][1][0] = np.nan
-            happened = check_steps("dynamic pair", steps, LHC(process_set=pair), hvd.Sum, pair)
-            assert happened == ["probe", "sketch", "sketch", "nonfinite", "sketch"], happened
-    finally:
-        hvd.remove_process_set(pair)
-    check_steps("all again", integer_steps("all again", NUMEL, [100] * 3), LHC(), hvd.Sum)
-
-
-@case(3)
 def forgotten_process_set() -> None:
     """A compressor that wasn't told of the process set says so on the ranks of the set, and nobody hangs."""
     if not PAIR.included():

