@@ -286,11 +286,19 @@ static void fuzz_once(void) {
               "fuzzer");
     else
         check(are_right(&plan, y, sums, 1), "undamaged wires decode to the sum", "fuzzer");
+    if (!status && !negative_zeros) { /* in place of the last rank's gradient */
+        check(!lhc_decode(&layout, total, layout.wire_size, LHC_FLOAT32, x, &header, &valid, &keys), "decodes again", "fuzzer");
+        check(!memcmp(x, y, (size_t)plan.numel * sizeof *y), "in place as elsewhere", "fuzzer");
+    }
 
     damage(total, layout.wire_size, layout.header_size);
     memset(y, 0, (size_t)plan.numel * sizeof *y);
     status = lhc_decode(&layout, total, layout.wire_size, LHC_FLOAT32, y, &header, &valid, &keys);
     check(status || are_right(&plan, y, sums, header.factor), "damaged wires are refused, or decode to the sum", "fuzzer");
+    for (uint64_t i = 0, any = 0; status && i <= plan.numel; i++) {
+        if (i == plan.numel) check(!any, "a refused wire leaves the output as it was", "fuzzer");
+        else any |= y[i] != 0;
+    }
     free(x);
     free(y);
     free(sums);
@@ -298,12 +306,22 @@ static void fuzz_once(void) {
     free(total);
 }
 
+/* Every test, with one instruction set after the other. */
 int main(int argc, char **argv) {
+    static const char *const sets[] = {"portable", "avx2", "avx512"};
     const long rounds = argc > 1 ? strtol(argv[1], NULL, 10) : DEFAULT_ROUNDS;
-    for (size_t i = 0; i < sizeof golden_cases / sizeof *golden_cases; i++) check_golden(&golden_cases[i]);
-    check_plans();
-    check_arguments();
-    for (long i = 0; i < rounds; i++) fuzz_once();
+    check(lhc_use_isa("abacus") == LHC_ERR_ISA, "an unknown instruction set is refused", "isa");
+    for (size_t s = 0; s < sizeof sets / sizeof *sets; s++) {
+        if (lhc_use_isa(sets[s])) {
+            check(s > 0, "the portable one is there", "isa");
+            continue;
+        }
+        check(!strcmp(lhc_isa_name(), sets[s]), "it is in use", sets[s]);
+        for (size_t i = 0; i < sizeof golden_cases / sizeof *golden_cases; i++) check_golden(&golden_cases[i]);
+        check_plans();
+        check_arguments();
+        for (long i = 0; i < rounds; i++) fuzz_once();
+    }
     printf("%lu passed, %lu failed\n", passed, failed);
     return failed != 0;
 }
