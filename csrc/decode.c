@@ -15,14 +15,14 @@ static lhc_status decode_table(const lhc_layout *y, const double *wire, const lh
     const double *digits = wire + y->header_size, *cells = digits + y->bitmap_size;
     lhc_table table = {y, NULL};
     lhc_output output;
-    lhc_status status = lhc_output_open(&output, y, header, format, out);
+    lhc_status status = lhc_output_open(&output, y, header, format);
     if (!status) status = lhc_table_load(&table, cells, scale);
     if (!status) status = lhc_table_check_parity(&table);
     if (!status)
         status = y->plan.index == LHC_INDEX_KEYED
                      ? lhc_peel_keyed(&table, header, &output, union_keys)
                      : lhc_peel_bitmap(&table, digits, header, &output, union_keys);
-    if (!status) status = lhc_output_join_parts(&output);
+    if (!status) status = lhc_output_write(&output, out);
     lhc_output_close(&output);
     free(table.cells);
     return status;

@@ -10,6 +10,13 @@ static uint32_t checksum_term(uint64_t position, int64_t value) {
     return (uint32_t)((2 * position + 1) * (uint64_t)value);
 }
 
+/* Smallest e with |x| < 2^e, for a finite nonzero float with these bits and no sign. */
+static int32_t magnitude_of(uint32_t bits) {
+    const uint32_t exponent = bits >> 23;
+    if (exponent) return (int32_t)exponent - 126;
+    return (int32_t)lhc_bit_length(bits) + LHC_MIN_EXPONENT - 1;
+}
+
 void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank, double *wire) {
     const int64_t unit = (int64_t)y->pilot_unit, n = y->plan.world_size;
     int64_t field[LHC_HEADER_FIELDS] = {0};
@@ -32,8 +39,8 @@ void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank,
     uint32_t checksum = 0;
     for (uint64_t i = LHC_FINGERPRINT; i < LHC_CHECKSUM; i++) checksum += checksum_term(i, field[i]);
     for (uint64_t i = LHC_HEADER_FIELDS; i < y->header_size; i++) wire[i] = 0;
-    if (tally->magnitude != INT32_MIN) {
-        const uint64_t digit = (uint64_t)(tally->magnitude - LHC_MIN_EXPONENT);
+    if (tally->largest) {
+        const uint64_t digit = (uint64_t)(magnitude_of(tally->largest) - LHC_MIN_EXPONENT);
         const uint64_t position = LHC_HEADER_FIELDS + digit / y->digits_per_cell;
         int64_t power = 1;
         for (uint64_t i = 0; i < digit % y->digits_per_cell; i++) power *= n + 1;

@@ -1,6 +1,7 @@
 /* hvd_lhc: exact homomorphic sketches of sparse float32 arrays. Public interface.
  *
- * docs/wire-format.md defines every number here. All functions are reentrant, print nothing and keep no state.
+ * docs/wire-format.md defines every number here. All functions are reentrant, print nothing and keep no state but the
+ * choice of an instruction set.
  * A wire handed to lhc_read_header or lhc_decode is untrusted input. */
 #ifndef LHC_H
 #define LHC_H
@@ -47,7 +48,8 @@ typedef enum {
     LHC_ERR_COUNT = -42,
     /* the call */
     LHC_ERR_ARGUMENT = -50,
-    LHC_ERR_MEMORY = -51
+    LHC_ERR_MEMORY = -51,
+    LHC_ERR_ISA = -52
 } lhc_status;
 
 typedef enum { LHC_INDEX_NONE = 0, LHC_INDEX_KEYED = 1, LHC_INDEX_BITMAP = 2 } lhc_index;
@@ -96,6 +98,7 @@ typedef struct {
     uint64_t odd[3];
     uint64_t odd_inverse[3];
     uint64_t segment_seed;
+    double segments_inverse; /* 1 / segments, rounded */
 } lhc_layout;
 
 /* The header of a reduced wire: sums over the ranks that took part. */
@@ -118,17 +121,26 @@ typedef struct {
 /* Validates a plan and derives its layout. */
 lhc_status lhc_plan_layout(const lhc_plan *plan, lhc_layout *layout);
 
-/* Encodes x (numel floats) into wire (wire_size doubles, overwritten). rank < 0: a rank that is not named. */
-lhc_status lhc_encode(const lhc_layout *layout, const float *x, int64_t rank, double *wire);
+/* Encodes x (numel floats) into wire (wire_size doubles, overwritten). rank < 0: a rank that is not named. *negative_zeros: are
+ * there elements that are -0 (sent like +0)? */
+lhc_status lhc_encode(const lhc_layout *layout, const float *x, int64_t rank, double *wire, int *negative_zeros);
 
 /* Reads and checks the header of a reduced wire. */
 lhc_status lhc_read_header(const lhc_layout *layout, const double *wire, uint64_t wire_size, lhc_header *header);
 
-/* Decodes a reduced wire into y (numel floats, zeroed by the caller), rounded once to the format. Anything but LHC_OK: y is
- * not to be used. header is filled as soon as it could be checked, and *header_valid set; *union_keys is the number of
- * distinct keys found. */
+/* Decodes a reduced wire into y (numel floats), rounded once to the format. Only the blocks of the union's keys are written, and
+ * only after everything has been verified: y has to be zero before, or hold what this rank has encoded, which is zero elsewhere.
+ * Anything but LHC_OK: y is as it was. header is filled as soon as it could be checked, and *header_valid set; *union_keys is the
+ * number of distinct keys found. */
 lhc_status lhc_decode(const lhc_layout *layout, const double *wire, uint64_t wire_size, uint32_t format, float *y,
                       lhc_header *header, int *header_valid, uint64_t *union_keys);
+
+/* Uses the named instruction set from now on: "portable", "avx2", "avx512"; NULL or "": the best one. LHC_ERR_ISA: this processor,
+ * or this build, doesn't have it. All give the same bits. */
+lhc_status lhc_use_isa(const char *name);
+
+/* The instruction set in use. */
+const char *lhc_isa_name(void);
 
 /* One English sentence for a status, without a full stop. Never NULL. */
 const char *lhc_status_text(lhc_status status);

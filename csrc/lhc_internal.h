@@ -14,6 +14,12 @@
 #define LHC_KEYS_PER_CELL_BITS 4u
 #define LHC_GOLDEN 0x9E3779B97F4A7C15u
 
+#if defined(__GNUC__)
+#define LHC_PREFETCH_TO_WRITE(address) __builtin_prefetch((address), 1)
+#else
+#define LHC_PREFETCH_TO_WRITE(address) ((void)(address))
+#endif
+
 /* Positions in the header. */
 enum {
     LHC_PILOT_CONSTANT,
@@ -92,7 +98,14 @@ static inline uint64_t lhc_unpermute(const lhc_layout *y, uint64_t key) {
 
 static inline lhc_place lhc_place_of(const lhc_layout *y, uint64_t key) {
     const uint64_t t = lhc_permute(y, key), rest = t >> y->segment_bits;
-    const lhc_place place = {rest % y->segments, t & (((uint64_t)1 << y->segment_bits) - 1), rest / y->segments};
+    /* rest < 2^49, so that the product is less than 1 off */
+    uint64_t id = (uint64_t)(int64_t)((double)(int64_t)rest * y->segments_inverse);
+    int64_t segment = (int64_t)(rest - id * y->segments);
+    const int64_t below = -(int64_t)(segment < 0), above = -(int64_t)(segment >= (int64_t)y->segments); /* 0 or all bits */
+    id += (uint64_t)(below - above);
+    segment += (int64_t)y->segments & below;
+    segment -= (int64_t)y->segments & above;
+    const lhc_place place = {(uint64_t)segment, t & (((uint64_t)1 << y->segment_bits) - 1), id};
     return place;
 }
 
@@ -123,7 +136,7 @@ typedef struct {
     uint64_t nonzero_elements, nonzero_keys, nonfinite, overflow, inexact, inexact_single, probe_blocks;
     uint64_t content; /* of the elements; the rank comes in when the header is written */
     int over_capacity;
-    int32_t magnitude; /* smallest e with |x| < 2^e, or INT32_MIN */
+    uint32_t largest; /* bits of the largest finite |x|; 0 if all are zero */
 } lhc_tally;
 
 void lhc_write_header(const lhc_layout *y, const lhc_tally *tally, int64_t rank, double *wire);
@@ -143,21 +156,25 @@ typedef struct {
 /* Of values in units of 2 ^ (unit_exponent + low_bits), with a low part in units of 2 ^ unit_exponent. */
 lhc_rounding lhc_rounding_of(const lhc_scale *scale, uint32_t format, int32_t unit_exponent, uint32_t low_bits);
 float lhc_round_once(const lhc_rounding *rounding, int64_t high, int64_t low);
+/* The same for values without a low part. */
+void lhc_round_many(const lhc_rounding *rounding, const int64_t *values, uint64_t count, float *to);
 
-/* output.c: where the values of peeled keys go. High and low part of a block come in any order, and are rounded together. */
+/* output.c: what was peeled, kept until all of it is verified. High and low part of a block come in any order, and are rounded
+ * together. */
 typedef struct {
     const lhc_layout *layout;
     lhc_rounding high, both; /* for elements without and with a low part */
-    float *y;
-    uint64_t *keys;  /* while low parts may come: what was put, in this order; else NULL */
+    int may_have_low_parts;
+    uint64_t *keys;  /* in the order in which they came */
     int64_t *values; /* block numbers for each of keys */
     uint64_t count, low_count;
 } lhc_output;
 
 /* header: of the wire; it tells whether there are low parts. */
-lhc_status lhc_output_open(lhc_output *output, const lhc_layout *y, const lhc_header *header, uint32_t format, float *out);
+lhc_status lhc_output_open(lhc_output *output, const lhc_layout *y, const lhc_header *header, uint32_t format);
 lhc_status lhc_output_put(lhc_output *output, uint64_t key, const int64_t *values);
-lhc_status lhc_output_join_parts(lhc_output *output);
+/* Writes the blocks of all keys; on an error, nothing. */
+lhc_status lhc_output_write(const lhc_output *output, float *y);
 void lhc_output_close(lhc_output *output);
 
 /* table.c: the cells of a reduced wire as integers */

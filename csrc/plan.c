@@ -60,6 +60,7 @@ static void size_table(lhc_layout *y) {
     const uint64_t numerator = y->plan.capacity * rows[i].factor, denominator = (uint64_t)64 << y->segment_bits;
     y->segments = (numerator + denominator - 1) / denominator;
     if (y->segments < 1) y->segments = 1;
+    y->segments_inverse = 1 / (double)y->segments;
     y->cell_count = (y->segments + 2) << y->segment_bits;
     const uint64_t last = ((uint64_t)1 << y->key_bits) - 1;
     y->id_count = (last >> y->segment_bits) / y->segments + 1;

@@ -161,3 +161,15 @@ float lhc_round_once(const lhc_rounding *r, int64_t high, int64_t low) {
     value = value / (double)n * r->unit;
     return to_float32(r->format == LHC_FLOAT32 ? value : round_double(value, &formats[r->format]));
 }
+
+void lhc_round_many(const lhc_rounding *r, const int64_t *values, uint64_t count, float *to) {
+    if (r->scale.kind != LHC_SCALE_SUM || r->format != LHC_FLOAT32) {
+        for (uint64_t j = 0; j < count; j++) to[j] = lhc_round_once(r, 0, values[j]);
+        return;
+    }
+    for (uint64_t j = 0; j < count; j++) {
+        const double value = (double)values[j]; /* exact, or as good as exact, below 2^50 */
+        const int is_plain = fabs(value) < EXACT_QUOTIENT && fabs(value * r->unit) >= 0x1p-126;
+        to[j] = is_plain ? (float)(value * r->unit) : lhc_round_once(r, 0, values[j]);
+    }
+}

@@ -30,6 +30,7 @@ const char *lhc_status_text(lhc_status status) {
     case LHC_ERR_UNPEELED: return "the table can't be peeled: more distinct keys than it can hold, or damaged cells";
     case LHC_ERR_COUNT: return "the counts of keys do not match the header";
     case LHC_ERR_ARGUMENT: return "an argument is out of range";
+    case LHC_ERR_ISA: return "this processor, or this build, doesn't have that instruction set";
     case LHC_ERR_MEMORY: return "not enough memory";
     }
     return "unknown status";

@@ -2,13 +2,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lhc_internal.h"
+#include "batch.h"
 
 lhc_status lhc_table_load(lhc_table *table, const double *cells, const lhc_scale *scale) {
     const lhc_layout *y = table->layout;
     const uint64_t size = y->cell_count * y->cell_stride;
     table->cells = malloc((size_t)size * sizeof *table->cells);
     if (!table->cells) return LHC_ERR_MEMORY;
+    const double factor = scale->kind == LHC_SCALE_AVERAGE ? (double)scale->world_size : 1;
+    if (scale->kind != LHC_SCALE_OTHER && !lhc_isa_in_use()->load(cells, size, factor, table->cells)) return LHC_OK;
+    /* one by one, where a number is large or isn't what it should be */
     for (uint64_t i = 0; i < size; i++) {
         const lhc_status status = lhc_unscale(scale, cells[i], &table->cells[i]);
         if (status) return status;

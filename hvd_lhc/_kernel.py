@@ -6,6 +6,7 @@ The kernel releases the GIL and keeps no state, so all functions may be called f
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -156,15 +157,43 @@ def plan_layout(
     )
 
 
-def encode(layout: Layout, x: NDArray[np.float32], rank: int, wire: NDArray[np.float64]) -> None:
-    """Encode contiguous ``x`` (float32, numel) into contiguous ``wire`` (float64, wire_size); rank -1 is unnamed."""
+def use_isa(name: str) -> None:
+    """Use the named instruction set from now on; an empty name is the best one that this processor has.
+
+    Raises:
+        ConfigError: there is none of that name here.
+    """
+    if lib.lhc_use_isa(name.encode()) != lib.LHC_OK:
+        raise ConfigError(
+            f"HVD_LHC_ISA={name!r}: no such instruction set on this processor or in this build. It may be portable, avx2 or "
+            "avx512 (the last two on x86-64); leave it out for the best one."
+        )
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return str(ffi.string(lib.lhc_isa_name()).decode("ascii"))
+
+
+use_isa(os.environ.get("HVD_LHC_ISA", ""))
+
+
+def encode(layout: Layout, x: NDArray[np.float32], rank: int, wire: NDArray[np.float64]) -> bool:
+    """Encode contiguous ``x`` (float32, numel) into contiguous ``wire`` (float64, wire_size); rank -1 is unnamed.
+
+    Returns:
+        Does ``x`` hold elements that are -0?
+    """
+    negative_zeros = ffi.new("int *")
     status = lib.lhc_encode(
         layout.pointer,
         ffi.from_buffer("float[]", x),
         rank,
         ffi.from_buffer("double[]", wire, require_writable=True),
+        negative_zeros,
     )
     _check(status, None)
+    return bool(negative_zeros[0])
 
 
 def read_header(layout: Layout, wire: NDArray[np.float64]) -> RawHeader:
@@ -178,7 +207,7 @@ def read_header(layout: Layout, wire: NDArray[np.float64]) -> RawHeader:
 def decode(
     layout: Layout, wire: NDArray[np.float64], format_name: str, y: NDArray[np.float32]
 ) -> tuple[RawHeader, int, int, str]:
-    """Decode a reduced wire into ``y`` (float32, numel, zeroed by the caller).
+    """Decode a reduced wire into ``y`` (float32, numel): zeros, or what this rank has encoded. It is written to only if verified.
 
     Returns:
         header, number of distinct keys, and the refusal: status (0 if ``y`` is verified) with its text. A wire whose

@@ -73,6 +73,19 @@ class Decoded:
     union_keys: int
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A wire and what was noticed on the way.
+
+    Attributes:
+        wire: float64, shape ``(plan.wire_size,)``.
+        negative_zeros: does the gradient hold elements that are -0 (sent like +0)?
+    """
+
+    wire: NDArray[np.float64]
+    negative_zeros: bool
+
+
 class Codec:
     """Encodes and decodes under one plan. Stateless beside the plan, cheap to make, usable from several threads.
 
@@ -109,6 +122,12 @@ class Codec:
         Raises:
             ConfigError: ``x``, ``rank`` or ``out`` is not what the plan says.
         """
+        return self.encode_with_facts(x, rank=rank, out=out).wire
+
+    def encode_with_facts(
+        self, x: NDArray[np.float32], *, rank: int | None = None, out: NDArray[np.float64] | None = None
+    ) -> Encoded:
+        """As :meth:`encode`, and whether the gradient holds elements that are -0."""
         x = np.asarray(x)
         if x.dtype != np.float32 or x.shape != (self.plan.numel,):
             raise ConfigError(
@@ -124,15 +143,21 @@ class Codec:
                 f"out must be a contiguous, aligned, writeable float64 array of shape ({self.plan.wire_size},), "
                 f"got {out.dtype} of shape {out.shape}"
             )
-        _kernel.encode(self._layout, np.require(x, requirements=["C", "A"]), -1 if rank is None else rank, out)
-        return out
+        x = np.require(x, requirements=["C", "A"])
+        return Encoded(out, _kernel.encode(self._layout, x, -1 if rank is None else rank, out))
 
-    def decode(self, wire: NDArray[np.float64], *, dtype: str = "float32") -> NDArray[np.float32]:
+    def decode(
+        self, wire: NDArray[np.float64], *, dtype: str = "float32", out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
         """The exact sum of what the ranks encoded, times the reduction's factor, rounded once.
 
         Args:
             wire: the sum of the ranks' wires, float64, shape ``(plan.wire_size,)``, perhaps multiplied by a factor.
             dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``: the format that results are rounded to.
+            out: a contiguous float32 array of shape ``(plan.numel,)`` to write into instead of a new one. It must be zero, or
+                hold the gradient that this rank has encoded into the wire, without elements that are -0
+                (``Encoded.negative_zeros``): only the union's elements are written, which include all of this rank's. It is
+                written to only after everything has been verified, so that it is unchanged if an exception is raised.
 
         Returns:
             float32, shape ``(plan.numel,)``, whose values are representable in ``dtype``.
@@ -140,14 +165,22 @@ class Codec:
         Raises:
             WireError: ``wire`` is not a wire of this plan.
             DecodeError: it can't be decoded, or not be verified; nothing is returned in that case.
+            ConfigError: ``dtype`` or ``out`` is none that can be.
         """
-        return self.decode_with_facts(wire, dtype=dtype).values
+        return self.decode_with_facts(wire, dtype=dtype, out=out).values
 
-    def decode_with_facts(self, wire: NDArray[np.float64], *, dtype: str = "float32") -> Decoded:
+    def decode_with_facts(
+        self, wire: NDArray[np.float64], *, dtype: str = "float32", out: NDArray[np.float32] | None = None
+    ) -> Decoded:
         """As :meth:`decode`, with the header and the size of the union of keys."""
         if dtype not in _kernel.FORMAT_CODES:
             raise ConfigError(f"dtype must be one of {', '.join(_kernel.FORMAT_CODES)}, not {dtype!r}")
-        values = np.zeros(self.plan.numel, np.float32)
+        if out is not None and (out.dtype != np.float32 or out.shape != (self.plan.numel,) or not out.flags.carray):
+            raise ConfigError(
+                f"out must be a contiguous, aligned, writeable float32 array of shape ({self.plan.numel},), "
+                f"got {out.dtype} of shape {out.shape}"
+            )
+        values = np.zeros(self.plan.numel, np.float32) if out is None else out
         raw, union_keys, status, text = _kernel.decode(self._layout, self._as_wire(wire), dtype, values)
         header = Header(*raw)
         if status:

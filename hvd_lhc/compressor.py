@@ -67,15 +67,17 @@ class Ticket:
         phase, site: where it belongs.
         plan: what it is encoded under.
         kind: ``"sketch"``, or ``"probe"`` or ``"dense"`` for a header that is followed by a dense reduction.
+        negative_zeros: does what was encoded hold elements that are -0?
     """
 
-    __slots__ = ("__weakref__", "kind", "phase", "plan", "site")
+    __slots__ = ("__weakref__", "kind", "negative_zeros", "phase", "plan", "site")
 
     def __init__(self, phase: Phase, site: Site, plan: Plan, kind: str) -> None:
         self.phase = phase
         self.site = site
         self.plan = plan
         self.kind = kind
+        self.negative_zeros = False
 
     @property
     def is_under_way(self) -> bool:
@@ -287,17 +289,27 @@ class Engine:
 
     def encode(self, ticket: Ticket, x: NDArray[np.float32], rank: int) -> NDArray[np.float64]:
         """Encode a flat float32 gradient under a ticket."""
-        return self._codec(ticket.plan).encode(x[: ticket.plan.numel], rank=rank)
+        encoded = self._codec(ticket.plan).encode_with_facts(x[: ticket.plan.numel], rank=rank)
+        ticket.negative_zeros = encoded.negative_zeros
+        return encoded.wire
 
-    def finish(self, ticket: Ticket, wire: NDArray[np.float64], dtype: str) -> Outcome:
+    def finish(
+        self, ticket: Ticket, wire: NDArray[np.float64], dtype: str, out: NDArray[np.float32] | None = None
+    ) -> Outcome:
         """Decode the reduced wire of a ticket and remember what it told.
+
+        Args:
+            ticket: of the wire.
+            wire: reduced.
+            dtype: what values are rounded to.
+            out: as for ``Codec.decode``.
 
         Raises:
             UnsupportedError: the reduction was not a sum over the ranks that the plan was made for.
             DecodeError: not verified, and the settings say ``fallback="error"``.
         """
         try:
-            decoded = self._codec(ticket.plan).decode_with_facts(wire, dtype=dtype)
+            decoded = self._codec(ticket.plan).decode_with_facts(wire, dtype=dtype, out=out)
             outcome = Outcome(decoded, decoded.header, None)
         except DecodeError as error:
             if error.header is None:

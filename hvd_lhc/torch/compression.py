@@ -85,6 +85,14 @@ class _Sketch:
         self.outcome: Outcome | None = None
         self.failure: DecodeError | UnsupportedError | None = None
         self.retry: int | None = None  # Horovod's handle of the dense reduction
+        #: The gradient's own memory, if the result may be written there, and the version that was encoded.
+        self.in_place: tuple[torch.Tensor, int] | None = None
+
+    def output(self) -> Any:
+        """Where to write the result: over the gradient, as Horovod's optimizers do it themselves, or ``None`` for a new array."""
+        if self.in_place is None or self.in_place[1] != self.gradient._version:  # somebody has written there since
+            return None
+        return self.in_place[0].numpy()
 
 
 class LHC(Compressor):  # type: ignore[misc]
@@ -170,6 +178,8 @@ class LHC(Compressor):  # type: ignore[misc]
             return tensor.to(dense_dtype).contiguous(), _Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
         wire = wire.to(tensor.device)
         sketch = _Sketch(gradient, wire, ticket, place.caller.options)
+        if call.optimizer is not None and not ticket.negative_zeros and _shares_memory(x, gradient):
+            sketch.in_place = x, gradient._version
         self._under_way.add(sketch)
         return wire, sketch
 
@@ -198,6 +208,8 @@ class LHC(Compressor):  # type: ignore[misc]
         if sketch.retry is not None:
             return self._await_retry(sketch)
         assert sketch.outcome is not None and sketch.outcome.decoded is not None
+        if sketch.in_place is not None and sketch.outcome.decoded.values.ctypes.data == sketch.gradient.data_ptr():
+            return sketch.gradient
         values = torch.from_numpy(sketch.outcome.decoded.values).view(sketch.gradient.shape)
         return values.to(sketch.gradient.device, sketch.gradient.dtype)
 
@@ -206,7 +218,7 @@ class LHC(Compressor):  # type: ignore[misc]
         array = wire.detach().cpu().numpy()
         name, dense_dtype = _DTYPES[sketch.gradient.dtype]
         try:
-            sketch.outcome = self._engine.finish(sketch.ticket, array, name)
+            sketch.outcome = self._engine.finish(sketch.ticket, array, name, sketch.output())
         except (DecodeError, UnsupportedError) as error:
             sketch.failure = error
             return
@@ -299,6 +311,11 @@ def _reduce_beside(header: torch.Tensor, caller: Caller) -> int:
         header, name=f"hvd_lhc.header.{caller.parameter}", op=hvd.Sum, process_set=caller.process_set
     )
     return handle
+
+
+def _shares_memory(x: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Is a contiguous float32 array on the host the gradient itself, and no copy of it?"""
+    return gradient.numel() == x.numel() and gradient.data_ptr() == x.data_ptr()
 
 
 def _needs_autograd(tensor: torch.Tensor) -> bool:

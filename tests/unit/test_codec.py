@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Array, cases, unhurried
 
-from hvd_lhc import Codec, ConfigError, DecodeError, LHCError, Plan, WireError, reference
+from hvd_lhc import Codec, ConfigError, DecodeError, LHCError, Plan, WireError, _kernel, reference
 
 
 def decode_or_reason(codec: Codec, wire: Array) -> Array | str:
@@ -53,6 +56,69 @@ def test_addition_in_any_order_gives_the_same_bits(case: tuple[Plan, list[Array]
         b = wires.pop(random.randrange(len(wires)))
         wires.append(a + b)
     np.testing.assert_array_equal(wires[0], straight)
+
+
+@unhurried
+@given(cases())
+def test_decoding_in_place_gives_the_same_bits(case: tuple[Plan, list[Array]]) -> None:
+    """Into zeros, and over a rank's own gradient unless that has elements that are -0; refused, it stays as it was."""
+    plan, gradients = case
+    codec = Codec(plan)
+    encoded = [codec.encode_with_facts(x, rank=r) for r, x in enumerate(gradients)]
+    total = np.sum([one.wire for one in encoded], axis=0)
+    right = decode_or_reason(codec, total)
+    for x, one in zip(gradients, encoded, strict=True):
+        assert one.negative_zeros == bool((np.signbit(x) & (x == 0)).any())
+        for out in (np.zeros_like(x), x.copy()):
+            before = out.copy()
+            if isinstance(right, str):
+                with pytest.raises(DecodeError):
+                    codec.decode(total, out=out)
+                np.testing.assert_array_equal(out.view(np.uint32), before.view(np.uint32))
+            elif not one.negative_zeros or not before.any():
+                assert codec.decode(total, out=out) is out
+                np.testing.assert_array_equal(out.view(np.uint32), right.view(np.uint32))
+
+
+@pytest.mark.parametrize("out", [np.zeros(99, np.float32), np.zeros(100), np.zeros(200, np.float32)[::2]])
+def test_an_output_that_does_not_fit_is_refused(out: Array) -> None:
+    """Another size, another type, not contiguous."""
+    codec = Codec(Plan(numel=100, world_size=2, capacity=8, exponent=4))
+    with pytest.raises(ConfigError, match="out must be"):
+        codec.decode(codec.encode(np.zeros(100, np.float32)) * 2, out=out)
+
+
+@unhurried
+@given(cases())
+def test_every_instruction_set_gives_the_same_bits(case: tuple[Plan, list[Array]]) -> None:
+    """Of wires, and of what they decode to."""
+    plan, gradients = case
+    codec = Codec(plan)
+    seen = []
+    before = _kernel.isa()
+    try:
+        for name in ("portable", "avx2", "avx512"):
+            try:
+                _kernel.use_isa(name)
+            except ConfigError:
+                assert name != "portable"
+                continue
+            wires = [codec.encode(x, rank=r) for r, x in enumerate(gradients)]
+            decoded = decode_or_reason(codec, np.sum(wires, axis=0))
+            seen.append(([wire.tobytes() for wire in wires], decoded if isinstance(decoded, str) else decoded.tobytes()))
+    finally:
+        _kernel.use_isa(before)
+    assert all(one == seen[0] for one in seen)
+
+
+def test_an_instruction_set_may_be_forced() -> None:
+    """HVD_LHC_ISA names it; a wrong name is an error that tells the right ones."""
+    program = "from hvd_lhc import _kernel; print(_kernel.isa())"
+    for name, expected in (("portable", "portable\n"), ("abacus", "")):
+        environment = {**os.environ, "HVD_LHC_ISA": name}
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+        assert done.stdout == expected
+        assert expected or ("ConfigError" in done.stderr and "avx512" in done.stderr)
 
 
 @unhurried
