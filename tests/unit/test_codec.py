@@ -75,7 +75,7 @@ def test_decoding_in_place_gives_the_same_bits(case: tuple[Plan, list[Array]]) -
                 with pytest.raises(DecodeError):
                     codec.decode(total, out=out)
                 np.testing.assert_array_equal(out.view(np.uint32), before.view(np.uint32))
-            elif not one.negative_zeros or not before.any():
+            elif not one.negative_zeros or not before.view(np.uint32).any():
                 assert codec.decode(total, out=out) is out
                 np.testing.assert_array_equal(out.view(np.uint32), right.view(np.uint32))
 
