@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from launching import WORKERS, horovodrun
 
-LAUNCH_TIMEOUT_SECONDS = 400
+LAUNCH_TIMEOUT_SECONDS = 900
 #: What each suite needs, and the environment it runs in.
 SUITES: dict[str, tuple[str, dict[str, str]]] = {
     "torch": ("torch", {}),

@@ -67,7 +67,7 @@ def fit_with_the_shared_compressor() -> None:
     assert_sketched(check_fit("shared", sgd, Compression.lhc), steps=20)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def gradients_are_summed() -> None:
     """A step of SGD subtracts the exact sum of all ranks' gradients: with and without compression, eagerly and in a graph."""
     for compression in (Compression.none, Compression.fp16, LHC()):
@@ -115,7 +115,7 @@ def optimizers_of_keras() -> None:
         assert_sketched(check_fit(name, make, LHC(), steps=8), steps=8)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def several_steps_per_execution() -> None:
     """steps_per_execution=4, and run_eagerly."""
     options = {"steps_per_execution": 4}
@@ -131,7 +131,7 @@ def options_of_the_optimizer() -> None:
         assert happened["sketch"] >= 6, f"{options}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def groups_of_variables() -> None:
     """groups= takes variables of Keras."""
     variables = new_variables()
@@ -143,7 +143,7 @@ def groups_of_variables() -> None:
         assert np.array_equal(variable.numpy(), -total)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def several_backward_passes() -> None:
     """backward_passes_per_step=2: two gradients are added up on each rank, then reduced once."""
     for graph in (False, True):
@@ -187,7 +187,7 @@ def jit_compile_is_refused() -> None:
         assert "jit_compile=False" in str(error), error
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def loss_scale_optimizer() -> None:
     """Infinity on one rank leaves a step out on all ranks and lowers the scale; training goes on with the same weights."""
     for graph in (False, True):
@@ -246,7 +246,7 @@ def other_arguments_are_refused() -> None:
     raised(ConfigError, lambda: DistributedOptimizer(sgd()).apply([tf.zeros(3)], new_variables()))
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def saved_and_loaded() -> None:
     """A model saved in the middle loads without Horovod, and with load_model it goes on as if it hadn't been interrupted."""
     straight, interrupted = build_model(), build_model()
@@ -281,7 +281,7 @@ def _saved_without_optimizer(directory: str) -> str:
     return path
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def broadcast_of_initial_weights() -> None:
     """All ranks begin with rank 0's weights and optimizer state, built beforehand or not; local variables are left alone."""
     for built in (True, False):
@@ -305,7 +305,7 @@ def broadcast_of_initial_weights() -> None:
     assert len(set(biases)) == hvd.size(), biases
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def average_of_metrics() -> None:
     """Later callbacks, and the history, see the mean over the ranks."""
     model = build_model()

@@ -38,7 +38,7 @@ def assert_sketched(happened: dict[str, int], steps: int) -> None:
     assert happened["sketch"] + refused == steps - 1, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def fit_with_the_shared_compressor() -> None:
     """Compression.lhc: the weights of plain Horovod at two ranks, the same on all ranks at three."""
     assert tf.keras.__name__.startswith("tf_keras") or "tf_keras" in tf.keras.optimizers.SGD.__module__
@@ -63,7 +63,7 @@ def fit_eagerly() -> None:
     assert_sketched(check_fit("eager", sgd, LHC(), steps=8, compile_options={"run_eagerly": True}), steps=8)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def several_steps_per_execution() -> None:
     """steps_per_execution=4: the steps of a loop within one graph."""
     assert_sketched(check_fit("four steps", sgd, LHC(), steps=16, compile_options={"steps_per_execution": 4}), steps=16)
@@ -127,7 +127,7 @@ def saved_and_loaded() -> None:
     assert weights[0] == weights[1] and weights[0][0] != model.get_weights()[0].tobytes()
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def callbacks_for_both_versions() -> None:
     """hvd_lhc's callbacks work with Keras 2 as well: initial weights of rank 0, averaged metrics.
 

@@ -29,7 +29,7 @@ def check_values(mode: str, support: str, values: str) -> None:
         assert happened == ["probe"] + ["sketch"] * 3, f"{name}, {mode}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def eager_sums() -> None:
     """Eagerly, for all kinds of supports and values: the exact sum and average, rounded once."""
     for support in SUPPORTS:
@@ -37,21 +37,21 @@ def eager_sums() -> None:
             check_values("eager", support, values)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def traced_sums() -> None:
     """In a tf.function, for all kinds of values: the exact sum and average, rounded once."""
     for support, values in zip(SUPPORTS, VALUES, strict=True):
         check_values("graph", support, values)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def traced_subnormals() -> None:
     """Subnormal gradients and sums survive a graph, whose threads may flush such numbers to zero."""
     for support in SUPPORTS:
         check_values("graph", support, "subnormal")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def rows_of_a_table() -> None:
     """Whole nonzero rows, as an embedding table has: the exact average, in the table's shape."""
     for mode in MODES:
@@ -77,13 +77,13 @@ def check_half(dtype: str) -> None:
                 assert happened == ["probe", "sketch", "sketch", "sketch"], f"{name}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def float16_tensors() -> None:
     """float16: plain Horovod's bits at two ranks, the exact sum rounded once to float16 at three."""
     check_half("float16")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def bfloat16_tensors() -> None:
     """bfloat16, which plain Horovod can't reduce: the exact sum, rounded once to bfloat16."""
     check_half("bfloat16")
@@ -119,7 +119,7 @@ def other_types_pass_through() -> None:
     assert lhc.statistics.wire_bytes == 0, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def small_and_empty_tensors_pass_through() -> None:
     """Tensors below min_numel go through as they are; empty tensors and scalars do no harm."""
     lhc = LHC(min_numel=1000)
@@ -167,7 +167,7 @@ def static_shape_is_kept() -> None:
         assert concrete.output_dtypes == dtype, concrete.output_dtypes
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def two_shapes_two_traces() -> None:
     """A function that is traced for two shapes, called with one and the other, sketches both."""
     lhc = LHC()
@@ -182,7 +182,7 @@ def two_shapes_two_traces() -> None:
     assert lhc.statistics.sketches == 6 and lhc.statistics.retries == 0, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def shape_unknown_when_traced() -> None:
     """One trace for any number of rows: each number has its own plan; few rows and none do no harm."""
     lhc = LHC()
@@ -228,7 +228,7 @@ def check_several(name: str, reduce: Any, numels: list[int], plant: float | None
             assert_same_bits(as_array(result), expected, f"{name}: tensor {i}, step {step}")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def several_tensors_in_one_function() -> None:
     """Tensors that one function reduces, three of one shape, are told apart; so are those that all retry in one step."""
     for plant, retries in ((None, 0), (np.nan, 4), (2.0**30, 4)):
@@ -243,7 +243,7 @@ def several_tensors_in_one_function() -> None:
         assert lhc.statistics.sketches == 12 - retries, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def two_compressors_in_one_function() -> None:
     """Two compressors whose tensors go dense in the same step don't mix them up."""
     first, second = LHC(), LHC()
@@ -258,7 +258,7 @@ def two_compressors_in_one_function() -> None:
         assert lhc.statistics.sketches == 6 and lhc.statistics.refusals == {"nonfinite": 3}, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def grouped_allreduce() -> None:
     """hvd.grouped_allreduce of tensors that are compressed, and of those with small ones among them."""
     for mode in MODES:
@@ -275,7 +275,7 @@ def grouped_allreduce() -> None:
             assert lhc.statistics.refusals == {"nonfinite": compressed}, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def loop_in_a_function() -> None:
     """Steps of a loop within one graph, whose gradients don't depend on each other, come one after the other."""
     lhc, steps = LHC(), 8

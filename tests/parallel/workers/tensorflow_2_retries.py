@@ -36,7 +36,7 @@ def check_planted(name: str, plant: dict[int, list[tuple[int, float]]], expected
             assert lhc.statistics.refusals == reasons, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_nan_and_infinity() -> None:
     """NaN or infinity on one rank comes out as from plain Horovod; the step after is a sketch again."""
     for value in (np.nan, -np.inf):
@@ -44,19 +44,19 @@ def planted_nan_and_infinity() -> None:
     check_planted("both signs", {0: [(5, np.inf)], 1: [(5, -np.inf)]}, ["nonfinite", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_tiny_element() -> None:
     """An element too small for a cell beside the others has a low part: exact, without a retry."""
     check_planted("tiny", {1: [(NUMEL - 1, 2.0**-40)]}, ["sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_huge_element() -> None:
     """An element beyond the plan's exponent: exact dense result, and the plan stays as it was."""
     check_planted("huge", {1: [(0, 2.0**60)]}, ["overflow", "sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def over_capacity_on_one_rank() -> None:
     """Density jumps from 0.1 % to 5 % on one rank: one retry, and the next step has the capacity."""
     for mode in MODES:
@@ -68,7 +68,7 @@ def over_capacity_on_one_rank() -> None:
         assert lhc.statistics.refusals == {"over_capacity": 1}, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def union_that_cannot_be_peeled() -> None:
     """Every rank is within the capacity, but their union is not: one retry, and the next step has the capacity."""
     for mode in MODES:
@@ -97,7 +97,7 @@ def half_precision_retries() -> None:
             assert lhc.statistics.refusals == {"nonfinite": 1}, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def density_up_and_down() -> None:
     """0.1 %, 100 % and back: every step exact, the tensor goes dense and comes back to sketches."""
     counts: list[int | list[int]] = [100] * 3 + [NUMEL] * 4 + [100] * 8
@@ -109,7 +109,7 @@ def density_up_and_down() -> None:
         assert len(retries) <= 2, f"{mode}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def fallback_error() -> None:
     """With fallback="error" every rank gets a DecodeError, in a graph within TensorFlow's; the next step works."""
     for mode in MODES:
@@ -132,7 +132,7 @@ def fallback_error() -> None:
         same_everywhere(lhc.statistics, "statistics")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def reductions_that_are_no_sum() -> None:
     """Min, Max, Product and Adasum are refused on every rank, with the way out in the message; then Sum works."""
     for mode in MODES:
@@ -149,7 +149,7 @@ def reductions_that_are_no_sum() -> None:
                 check_steps(name, steps[3:], lhc, hvd.Sum)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def wires_reduced_by_no_sum() -> None:
     """Where the compressor's functions are called by hand, a wire shows what was done to it, eagerly and in a graph."""
     for mode in MODES:

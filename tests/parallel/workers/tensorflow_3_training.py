@@ -116,13 +116,13 @@ def assert_sketched(happened: dict[str, int], steps: int = STEPS) -> None:
     assert happened["sketch"] + refused == steps - 1, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_in_a_function() -> None:
     """A training step in a tf.function: the weights of plain Horovod at two ranks, and the same on all ranks at three."""
     assert_sketched(check_training("traced", LHC(), "graph"))
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_eagerly() -> None:
     """The same in an eager loop."""
     assert_sketched(check_training("eager", LHC(), "eager"))
@@ -157,7 +157,7 @@ def sparse_gradients() -> None:
         assert happened == {"sketch": 0, "probe": 0, "dense": 0}, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def groups_of_gradients() -> None:
     """Gradients that are reduced in groups: a number of groups, and a list of lists of variables."""
     for groups in (lambda model: 2, lambda model: [[model.table, model.bias]]):
@@ -189,7 +189,7 @@ def process_set_of_a_tape() -> None:
             assert happened == {"sketch": 0, "probe": 0, "dense": 0}, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def distributed_optimizer() -> None:
     """hvd.DistributedOptimizer around an optimizer of TensorFlow 1, Adam: as with the tape."""
 

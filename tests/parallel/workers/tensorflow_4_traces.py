@@ -40,7 +40,7 @@ def train_with_lengths(compression: Any, mode: str, lengths: list[int]) -> list[
     return bits_of(tables)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def rank_that_traces_alone() -> None:
     """A rank's last batch is shorter than the others', in every epoch: plans stay in step, and what was learned stays."""
     epoch = [16, 16, 16, 9 if hvd.rank() == 1 else 16]
@@ -53,7 +53,7 @@ def rank_that_traces_alone() -> None:
             assert weights == train_with_lengths(hvd.Compression.none, mode, 3 * epoch), mode
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def lengths_that_always_vary() -> None:
     """Every step is traced anew on every rank, at times of its own: the tensors are still sketched."""
     lengths = [10 + (5 * step + 3 * hvd.rank() * (step % 3)) % 7 for step in range(12)]
@@ -62,7 +62,7 @@ def lengths_that_always_vary() -> None:
     assert lhc.statistics.probes == 2 and lhc.statistics.sketches >= 18, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def function_called_twice_in_another() -> None:
     """A function that reduces, called twice within a step: both calls are exact, and sketched."""
     lhc = LHC()
@@ -83,7 +83,7 @@ def function_called_twice_in_another() -> None:
     assert lhc.statistics.sketches >= 12, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def functions_of_one_name() -> None:
     """Functions that share a name, one after the other in a step, each with tensors of its own density."""
     lhc = LHC()
@@ -106,7 +106,7 @@ def overflowing(step: int, value: float) -> list[Array]:
     return gradients
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def prescaling_prevents_overflow() -> None:
     """Factors that Horovod applies before the sum are applied before it in a dense reduction too: no infinity."""
     for mode in MODES:
@@ -149,7 +149,7 @@ def predivide_factor_prevents_overflow() -> None:
             assert_same_bits(ours, others, mode)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def reset_on_all_ranks() -> None:
     """After reset() a rank that has many steps behind it reduces together with one that has none."""
     for mode in MODES:

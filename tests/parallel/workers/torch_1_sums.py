@@ -57,7 +57,7 @@ def rows_of_a_table() -> None:
             assert happened[-1] == "sketch" and happened[0] == "probe", f"{values} {op}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def cancellation() -> None:
     """Elements that cancel to zero or to their last bit come out exactly."""
     big, small = np.float32(2**20), np.float32(2**-3)
@@ -71,7 +71,7 @@ def cancellation() -> None:
     assert check_steps("cancellation", steps, LHC(), hvd.Sum) == ["probe", "sketch", "sketch", "sketch"]
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def sum_beyond_the_format() -> None:
     """A sum beyond float32 comes out infinite, and an average just as plain Horovod has it."""
     for op in (hvd.Sum, hvd.Average):
@@ -84,7 +84,7 @@ def sum_beyond_the_format() -> None:
         assert set(happened[2:]) <= {"overflow", "dense"}, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def scaling_factors() -> None:
     """prescale_factor and postscale_factor act as in plain Horovod; the result is off by an ulp at most."""
     random = generator("factors")
@@ -110,7 +110,7 @@ def scaling_factors() -> None:
                 assert_same_bits(result, plain(gradients[hvd.rank()], name, **options), name)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def predivide_factors_of_an_average() -> None:
     """An average with gradient_predivide_factor, as DistributedOptimizer passes it on, is rounded once."""
     for predivide in (2.0, 3.0, 7.0):
@@ -126,7 +126,7 @@ def predivide_factors_of_an_average() -> None:
                 assert_same_bits(result, exact, f"predivide {predivide}")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def factors_of_a_retry() -> None:
     """A step that is retried dense is scaled like any other."""
     for prescale, op in ((0.5, hvd.Sum), (0.25, hvd.Average)):
@@ -158,19 +158,19 @@ def check_half(torch_dtype: torch.dtype, dtype: str) -> None:
             assert happened == ["probe", "sketch", "sketch", "sketch"], f"{name}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def float16_tensors() -> None:
     """float16: plain Horovod's bits at two ranks, the exact sum rounded once to float16 at three."""
     check_half(torch.float16, "float16")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def bfloat16_tensors() -> None:
     """bfloat16, which plain Horovod can't reduce: the exact sum, rounded once to bfloat16."""
     check_half(torch.bfloat16, "bfloat16")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def float16_sum_beyond_the_format() -> None:
     """A float16 sum above 65504 comes out infinite, as without compression."""
     steps = integer_steps("half beyond", NUMEL, [100] * 4)
@@ -185,7 +185,7 @@ def float16_sum_beyond_the_format() -> None:
     assert happened[:3] == ["probe", "sketch", "overflow"], happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def bfloat16_of_dense_and_small_tensors() -> None:
     """bfloat16 tensors that aren't compressed are reduced all the same."""
     for numel in (10, NUMEL):
@@ -200,7 +200,7 @@ def bfloat16_of_dense_and_small_tensors() -> None:
         assert lhc.statistics.sketches == 0 and lhc.statistics.retries == 0
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def other_types_pass_through() -> None:
     """float64 and integer tensors come out as from plain Horovod, and no byte is counted for them."""
     lhc = LHC(min_numel=1)
@@ -216,7 +216,7 @@ def other_types_pass_through() -> None:
     assert lhc.statistics.wire_bytes == 0, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def small_tensors_stay_dense() -> None:
     """Tensors below min_numel go through as they are; empty tensors and scalars do no harm."""
     lhc = LHC(min_numel=1000)
@@ -230,7 +230,7 @@ def small_tensors_stay_dense() -> None:
     assert lhc.statistics.probes == 0
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def all_zero_and_scattered_layouts() -> None:
     """Gradients without any nonzero, and transposed (non-contiguous) ones, whose layout need not match their shape."""
     zeros = [np.zeros(NUMEL, np.float32)] * hvd.size()

@@ -44,38 +44,38 @@ def check_planted(name: str, plant: dict[int, list[tuple[int, float]]], expected
         assert lhc.statistics.refusals == reasons, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_nan_and_infinity() -> None:
     """NaN or infinity on one rank comes out as from plain Horovod; the step after is a sketch again."""
     for value in (np.nan, np.inf, -np.inf):
         check_planted(f"planted {value}", {1: [(5, value)]}, ["nonfinite", "sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_infinities_of_both_signs() -> None:
     """Infinity on one rank and its negative on another make NaN, as in plain Horovod."""
     check_planted("both signs", {0: [(5, np.inf)], 1: [(5, -np.inf)]}, ["nonfinite", "sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_tiny_element() -> None:
     """An element too small for a cell beside the others has a low part: exact, without a retry."""
     check_planted("tiny", {1: [(NUMEL - 1, 2.0**-40)]}, ["sketch", "sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_element_below_both_parts() -> None:
     """An element so small that even its low part can't hold it: exact dense result, and the next step works."""
     check_planted("below both parts", {0: [(NUMEL - 1, 2.0**-120)]}, ["inexact", "sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def planted_huge_element() -> None:
     """An element beyond the plan's exponent: exact dense result, and the plan stays as it was."""
     check_planted("huge", {1: [(0, 2.0**60)]}, ["overflow", "sketch", "sketch"])
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def low_parts_that_stay() -> None:
     """Elements that always have a low part are exact from the first sketch on."""
     steps = integer_steps("low parts", NUMEL, [100] * 6)
@@ -86,7 +86,7 @@ def low_parts_that_stay() -> None:
     assert happened == ["probe"] + ["sketch"] * 5, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def beyond_both_parts_for_good() -> None:
     """Elements that never fit both parts send the tensor to the dense path after three retries."""
     steps = integer_steps("beyond", NUMEL, [100] * 6)
@@ -99,7 +99,7 @@ def beyond_both_parts_for_good() -> None:
     assert happened == ["probe", "inexact", "inexact", "inexact", "dense", "dense"], happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def over_capacity_on_one_rank() -> None:
     """Density jumps from 0.1 % to 5 % on one rank: one retry, and the next step has the capacity."""
     for op in (hvd.Sum, hvd.Average):
@@ -111,7 +111,7 @@ def over_capacity_on_one_rank() -> None:
         assert lhc.statistics.refusals == {"over_capacity": 1}, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def union_that_cannot_be_peeled() -> None:
     """Every rank is within the capacity, but their union is not: one retry, and the next step has the capacity."""
     same = integer_steps("peel same", NUMEL, [2000] * 3, "identical")
@@ -122,7 +122,7 @@ def union_that_cannot_be_peeled() -> None:
     assert lhc.statistics.refusals == {"unpeeled": 1}, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def half_precision_retries() -> None:
     """float16 and bfloat16: a planted NaN ends in a dense reduction with the right numbers elsewhere."""
     for dtype in (torch.float16, torch.bfloat16):
@@ -151,7 +151,7 @@ def density_up_and_down() -> None:
         assert sum(retries[first:last]) <= 1, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def density_that_drifts() -> None:
     """0.1 % to 20 % and back, 10 % more or less per step, up to a third more or less on each rank: exact, hardly a retry."""
     random = generator("drift")
@@ -164,7 +164,7 @@ def density_that_drifts() -> None:
     assert len(retries) <= 4 and happened.count("sketch") >= 45, (retries, happened.count("sketch"))
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def fallback_error() -> None:
     """With fallback="error" every rank gets the same DecodeError, nobody hangs, and the next step works."""
     lhc = LHC(fallback="error")
@@ -187,7 +187,7 @@ def fallback_error() -> None:
     same_everywhere(messages, "messages")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def fallback_error_in_the_middle() -> None:
     """Ranks that have collected different tensors of a step when they meet the error go on in step after it."""
     lhc = LHC(fallback="error")
@@ -205,7 +205,7 @@ def fallback_error_in_the_middle() -> None:
             assert_same_bits(result, np.sum(gradients, axis=0), f"step {step}")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def reductions_that_are_no_sum() -> None:
     """Min, Max, Product and Adasum raise UnsupportedError on every rank, from a probe and from a sketch; then Sum works."""
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
@@ -223,7 +223,7 @@ def reductions_that_are_no_sum() -> None:
             same_everywhere(str(error), name)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def wires_reduced_by_no_sum() -> None:
     """Where Horovod's functions are called by hand, a probe and a sketch show what was done to them."""
     for op in (hvd.Min, hvd.Max, hvd.Product):
@@ -240,7 +240,7 @@ def wires_reduced_by_no_sum() -> None:
             same_everywhere(str(error), name)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def reducescatter_is_refused() -> None:
     """hvd.reducescatter takes a compressor too, but leaves no rank the whole of a sketch: refused before it is sent."""
     tensor = torch.from_numpy(draw_gradients("scatter", NUMEL, 100, 1)[0])
@@ -260,7 +260,7 @@ def optimizer_with_adasum() -> None:
     assert "Adasum" in str(error) and "Compression.none" in str(error), error
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def reductions_that_are_no_sum_of_small_tensors() -> None:
     """A tensor that goes dense anyway is reduced by Max like without compression."""
     tensor = torch.arange(10.0) * (hvd.rank() + 1)
@@ -331,19 +331,19 @@ def check_orders(name: str, plant: float) -> None:
     assert lhc.statistics.sketches == 6 * 4, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def all_retry_in_different_orders() -> None:
     """All tensors of a step hold NaN, and ranks come to them in different order: no deadlock, right results."""
     check_orders("orders nan", np.nan)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def all_overflow_in_different_orders() -> None:
     """The same with an element too large for the plans."""
     check_orders("orders large", 2.0**20)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def ticket_dropped_by_one_caller() -> None:
     """A wire that was compressed but never decompressed does not hold up the plan for ever."""
     lhc = LHC()
@@ -352,7 +352,7 @@ def ticket_dropped_by_one_caller() -> None:
     assert check_steps("dropped", steps, lhc, hvd.Sum) == ["probe", "sketch", "sketch"]
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def exchanged_contents() -> None:
     """Two tensors of a shape whose contents are exchanged between ranks have equal reduced wires; they are not mixed up.
 

@@ -161,13 +161,13 @@ def assert_sketched(happened: dict[str, int], tables: int, dense: int, steps: in
     assert retries(happened) <= refused * tables, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_with_sgd() -> None:
     """SGD: the weights of plain Horovod at two ranks, and the same on all ranks at three."""
     assert_sketched(check_training("sgd", LHC(), steps=20), tables=1, dense=2, steps=20)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_with_adam() -> None:
     """Adam, which divides by the size of a gradient, ends in the same weights too; so does SGD with momentum."""
     for optimizer in (adam, momentum):
@@ -175,7 +175,7 @@ def training_with_adam() -> None:
         assert_sketched(happened, tables=1, dense=2, steps=20)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def gradients_of_every_step() -> None:
     """The gradient of a table is, in every step, the exact average of the ranks' gradients, rounded once."""
     check_gradients("float32")
@@ -216,13 +216,13 @@ def gradients_of_ranks(model: Model, step: int) -> list[Array]:
     return gradients
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_in_bfloat16() -> None:
     """A bfloat16 model trains: same weights on all ranks, the table's gradients rounded once to bfloat16."""
     check_gradients("bfloat16")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_in_float16() -> None:
     """A float16 model: gradients rounded once to float16, and the weights of plain Horovod at two ranks."""
     check_gradients("float16")
@@ -234,7 +234,7 @@ def left_or_right(step: int, rank: int) -> Words:
     return [{0: 3}, {1: 3}, {0: 3, 1: 2}, {1: 2, 0: 3}][(step + rank * (1 + step // 4)) % 4]
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def parameters_without_gradient() -> None:
     """Tables that some ranks don't use in some steps, of one shape or of two; once, all of them overflow their plan.
 
@@ -253,7 +253,7 @@ def parameters_without_gradient() -> None:
         assert_sketched(happened, tables=2, dense=2, refused=3)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def unused_for_all_ranks() -> None:
     """A table that no rank uses for several steps, and others after that: zeros are sketched, and rows come back."""
     happened = check_training(
@@ -266,7 +266,7 @@ def unused_for_all_ranks() -> None:
     assert_sketched(happened, tables=2, dense=2, refused=2)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def same_shape_different_density() -> None:
     """Two tables of a shape, one with ten times as many rows in a step as the other: both are sketched."""
     happened = check_training("sparse and denser", LHC(), lambda: Model(ROWS, ROWS), words=lambda step, rank: {0: 1, 1: 10})
@@ -285,7 +285,7 @@ class WithDenseLayer(Model):
         return super().loss(key, words) + self.wide(self.head.weight).square().mean()
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def same_shape_one_dense() -> None:
     """A table that shares its shape with a dense weight has a plan of its own, with groups and without."""
     for groups in (lambda model: None, lambda model: [list(model.parameters())]):
@@ -294,7 +294,7 @@ def same_shape_one_dense() -> None:
         assert happened["sketch"] + retries(happened) == STEPS - 1 and retries(happened) <= 1, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def several_backward_passes() -> None:
     """backward_passes_per_step of 2 and 4: gradients are summed on each rank, then reduced once."""
     for passes in (2, 4):
@@ -302,7 +302,7 @@ def several_backward_passes() -> None:
         assert_sketched(happened, tables=1, dense=2)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def fewer_passes_than_announced() -> None:
     """A step that comes before the last backward pass reduces what there is."""
 
@@ -316,7 +316,7 @@ def fewer_passes_than_announced() -> None:
     assert_sketched(happened, tables=1, dense=2, steps=2 * STEPS)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def clipping_and_kept_gradients() -> None:
     """Gradients can be clipped between synchronize and step, and zeroed in place after it: no buffer is used twice."""
     kept: list[tuple[torch.Tensor, Array]] = []

@@ -34,7 +34,7 @@ from hvd_lhc.torch import LHC, Compression
 NUMEL = 50_000
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def sparse_gradients() -> None:
     """Sparse gradients are gathered by Horovod as without compression, or compressed with sparse_as_dense=True."""
     happened = check_training("gathered", LHC(), lambda: Model(ROWS, sparse=True))
@@ -45,7 +45,7 @@ def sparse_gradients() -> None:
     assert_sketched(check_training("as dense, twice", LHC(), lambda: Model(ROWS, sparse=True), **options), tables=1, dense=2)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def optimizer_with_groups() -> None:
     """Groups by number, and by hand: sketches and dense tensors in one group, and two sketches in one."""
 
@@ -75,7 +75,7 @@ def optimizer_with_groups() -> None:
         assert_sketched(happened, tables=2, dense=2, refused=3)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def grouped_allreduce_by_hand() -> None:
     """hvd.grouped_allreduce of large, small and float64 tensors, with a retry of two of them in one step."""
     lhc = LHC()
@@ -99,7 +99,7 @@ def steps_of_rank(rank: int) -> int:
     return 10 - 3 * rank
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def ranks_that_have_joined() -> None:
     """Ranks that run out of data join; the others go on compressing, with retries, and zeros are added for the joined."""
     for op, factor in ((hvd.Sum, Fraction(1)), (hvd.Average, Fraction(1, hvd.size()))):
@@ -124,7 +124,7 @@ def ranks_that_have_joined() -> None:
         assert lhc.statistics.sketches == steps_of_rank(hvd.rank()) - 1 - len(refused), lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def training_with_uneven_data() -> None:
     """A rank that goes on training after others have joined has, at two ranks, the weights of plain Horovod."""
 
@@ -141,7 +141,7 @@ def training_with_uneven_data() -> None:
         assert_same_weights(weights, uncompressed, "uneven data, with and without compression")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def epoch_after_a_join() -> None:
     """After a join all ranks reduce together again, although the joined ones missed what the others learned."""
     lhc = LHC()
@@ -158,7 +158,7 @@ def epoch_after_a_join() -> None:
     assert happened[-1] == "sketch", happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def copied_and_pickled() -> None:
     """A copy of a compressor has its settings, and starts afresh: it reduces, and the original goes on undisturbed."""
     original = LHC(min_numel=NUMEL, max_wire_ratio=0.25, reprobe_steps=3)
@@ -192,14 +192,14 @@ def copied_with_process_set() -> None:
         assert happened == ["probe", "sketch", "nonfinite", "sketch"], f"{how}: {happened}"
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def gradient_predivide_factor() -> None:
     """gradient_predivide_factor=2: the weights of plain Horovod at two ranks."""
     happened = check_training("predivided", LHC(), gradient_predivide_factor=2.0, optimizer=adam)
     assert_sketched(happened, tables=1, dense=2)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def optimizer_with_sum() -> None:
     """op=Sum: the weights of plain Horovod at two ranks."""
     happened = check_training("sum", LHC(), lambda: Model(ROWS, ROWS), words=left_or_right, optimizer=adam, op=hvd.Sum)
@@ -227,7 +227,7 @@ def train_adversaries(name: str, compression: Any, interleaved: bool) -> dict[st
     return {f"{key}.{name}": bits for key, model in models.items() for name, bits in weights_of(model).items()}
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def densities_that_alternate() -> None:
     """Steps of two densities in turn, as from two optimizers with tables of one shape: the capacity fits the denser."""
     lhc = LHC()
@@ -235,7 +235,7 @@ def densities_that_alternate() -> None:
     assert happened.count("dense") == 0 and lhc.statistics.retries <= 2, happened
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def optimizers_that_share_a_compressor() -> None:
     """Two optimizers with Compression.lhc, one after the other in a step or interleaved: plain Horovod's weights."""
     for interleaved in (False, True):

@@ -54,7 +54,7 @@ def train_two(name: str, compression: Any, interleaved: bool) -> dict[str, bytes
     return {f"{key}.{parameter}": bits for key, model in models.items() for parameter, bits in weights_of(model).items()}
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def optimizers_with_unused_parameters() -> None:
     """A parameter without gradient is compressed when its optimizer synchronizes, after the other's wires have come back."""
     for interleaved in (False, True):
@@ -68,7 +68,7 @@ def optimizers_with_unused_parameters() -> None:
             assert_same_weights(weights, train_two(f"{name} plain", hvd.Compression.none, interleaved), name)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def optimizer_dropped_after_backward() -> None:
     """Wires of an optimizer that is garbage, collected on some ranks and not on others, hold up nobody."""
     lhc = LHC()
@@ -101,7 +101,7 @@ def optimizer_dropped_after_backward() -> None:
     gc.collect()
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def prescaling_prevents_overflow() -> None:
     """Factors that Horovod applies before the sum are applied before it in a dense reduction too: no infinity.
 
@@ -127,7 +127,7 @@ def prescaling_prevents_overflow() -> None:
         assert lhc.statistics.probes and lhc.statistics.retries, lhc.statistics
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def predivide_factor_prevents_overflow() -> None:
     """The same from an optimizer with gradient_predivide_factor, as for gradients near the end of float16."""
     bits = {}
@@ -149,7 +149,7 @@ def predivide_factor_prevents_overflow() -> None:
         assert_same_bits(bits[True], bits[False], "predivided")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def reset_on_all_ranks() -> None:
     """After reset() a rank that has many steps behind it reduces together with one that has none."""
     lhc = LHC()

@@ -63,7 +63,7 @@ def reduce_before_a_join(lhc: LHC, shared: random.Random, what: str) -> None:
     hvd.join()
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def chaos() -> None:
     """Whatever happens, every sum is exact on every rank, nobody waits in vain, and plans stay the same."""
     for seed in (1, 2):

@@ -49,7 +49,7 @@ def distributed(name: str, model: torch.nn.Module, optimizer: torch.optim.Optimi
     return hvd.DistributedOptimizer(optimizer, named, compression, **options)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def grad_scaler() -> None:
     """torch.amp.GradScaler: infinity on one rank leaves a step out on all ranks and lowers the scale; then training goes on."""
     scales: dict[str, list[float]] = {}
@@ -80,7 +80,7 @@ def grad_scaler() -> None:
         assert scales["scaler"] == scales["scaler plain"]
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def tied_parameters() -> None:
     """A table that is also the output layer, as in language models, is one parameter: it is reduced once."""
 
@@ -110,7 +110,7 @@ def tied_parameters() -> None:
     compare("tied", run, sketches=5)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def frozen_and_added_parameters() -> None:
     """A table that is frozen, one that is added later (Horovod doesn't reduce it), and groups with options of their own."""
 
@@ -139,7 +139,7 @@ def frozen_and_added_parameters() -> None:
     compare("groups of parameters", run, sketches=7)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def checkpoint_of_an_optimizer() -> None:
     """Weights and optimizer saved in the middle and loaded into new ones: training goes on as if not interrupted."""
 
@@ -167,7 +167,7 @@ def checkpoint_of_an_optimizer() -> None:
     compare("checkpoint", run, sketches=3)
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def copies_of_an_optimizer() -> None:
     """copy.deepcopy of a model and its optimizer together: the copy has a compressor of its own, that starts afresh."""
     torch.manual_seed(1)
@@ -193,7 +193,7 @@ def copies_of_an_optimizer() -> None:
         assert_same_weights(weights_of(model), weights_of(twin), "copy")
 
 
-@case(2, 3)
+@case(2, 3, 4)
 def class_attribute_in_many_optimizers() -> None:
     """Compression.lhc, which everybody shares, in three optimizers that are used in turn and at once."""
     before = Compression.lhc.statistics.sketches
