@@ -101,6 +101,8 @@ class Codec:
     """
 
     def __init__(self, plan: Plan) -> None:
+        if not hasattr(plan, "layout"):
+            raise ConfigError(f"Codec wants a Plan, not {plan!r}: write Codec(Plan(numel=..., world_size=..., capacity=...))")
         self.plan = plan
         self._layout = plan.layout
 
@@ -134,8 +136,8 @@ class Codec:
                 f"encode wants a float32 array of shape ({self.plan.numel},), got {x.dtype} of shape {x.shape}; "
                 f"use x.astype(np.float32).ravel(), or a plan with numel={x.size}"
             )
-        if rank is not None and not 0 <= rank < self.plan.world_size:
-            raise ConfigError(f"rank {rank} is not in 0 .. {self.plan.world_size - 1}, the plan's world_size")
+        if rank is not None and rank not in range(self.plan.world_size):
+            raise ConfigError(f"rank {rank!r} is not in 0 .. {self.plan.world_size - 1}, the plan's world_size")
         if out is None:
             out = np.empty(self.plan.wire_size, np.float64)
         elif out.dtype != np.float64 or out.shape != (self.plan.wire_size,) or not out.flags.carray:
@@ -144,7 +146,7 @@ class Codec:
                 f"got {out.dtype} of shape {out.shape}"
             )
         x = np.require(x, requirements=["C", "A"])
-        return Encoded(out, _kernel.encode(self._layout, x, -1 if rank is None else rank, out))
+        return Encoded(out, _kernel.encode(self._layout, x, -1 if rank is None else int(rank), out))
 
     def decode(
         self, wire: NDArray[np.float64], *, dtype: str = "float32", out: NDArray[np.float32] | None = None

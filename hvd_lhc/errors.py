@@ -29,6 +29,10 @@ __all__ = [
 class LHCError(Exception):
     """Root of all exceptions of hvd_lhc."""
 
+    # TensorFlow's AutoGraph replaces an exception by one of its own unless its class is constructed just as Exception is.
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
+
 
 class ConfigError(LHCError, ValueError):
     """A plan or an option is out of range, or a combination of them can't fit."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from hvd_lhc.errors import ConfigError
 
@@ -29,13 +31,24 @@ class Settings:
     fallback: str = "dense"
 
     def __post_init__(self) -> None:
-        if self.min_numel < 1:
-            raise ConfigError(f"min_numel must be at least 1, not {self.min_numel!r}")
-        if self.precision not in ("lossless", "bounded"):
-            raise ConfigError(f"precision must be 'lossless' or 'bounded', not {self.precision!r}")
-        if not 0 < self.max_wire_ratio <= 1:
-            raise ConfigError(f"max_wire_ratio must lie above 0 and at most at 1, not {self.max_wire_ratio!r}")
-        if self.reprobe_steps < 1:
-            raise ConfigError(f"reprobe_steps must be at least 1, not {self.reprobe_steps!r}")
-        if self.fallback not in ("dense", "error"):
-            raise ConfigError(f"fallback must be 'dense' or 'error', not {self.fallback!r}")
+        self._require_whole_number("min_numel", "elements")
+        self._require_whole_number("reprobe_steps", "steps")
+        self._require_one_of("precision", "lossless", "bounded")
+        self._require_one_of("fallback", "dense", "error")
+        ratio: Any = self.max_wire_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 < float(ratio) <= 1:
+            raise ConfigError(
+                f"max_wire_ratio must be a number above 0 and at most 1, not {ratio!r}: write LHC(max_wire_ratio=0.5)"
+            )
+
+    def _require_whole_number(self, name: str, unit: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+            default = type(self).__dataclass_fields__[name].default
+            raise ConfigError(f"{name} must be a whole number of {unit}, at least 1, not {value!r}: write LHC({name}={default})")
+
+    def _require_one_of(self, name: str, *choices: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str) or value not in choices:
+            listed = " or ".join(map(repr, choices))
+            raise ConfigError(f"{name} must be {listed}, not {value!r}: write LHC({name}={choices[0]!r})")

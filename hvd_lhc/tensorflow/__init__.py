@@ -10,6 +10,7 @@ from hvd_lhc._missing import missing_horovod
 try:
     from horovod.tensorflow.compression import Compression as _HorovodCompression
 
+    from hvd_lhc.arguments import ChoiceOfCompressors
     from hvd_lhc.tensorflow.compression import LHC
 except ImportError as error:
     raise missing_horovod("tensorflow", error) from error
@@ -17,7 +18,7 @@ except ImportError as error:
 __all__ = ["LHC", "Compression"]
 
 
-class Compression:
+class Compression(ChoiceOfCompressors):
     """The compressors to choose from; ``none`` and ``fp16`` are Horovod's own."""
 
     none = _HorovodCompression.none

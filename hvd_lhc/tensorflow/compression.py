@@ -19,8 +19,9 @@ from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
+from hvd_lhc.arguments import check_process_set, describe, method_of_an_instance, options_by_name
 from hvd_lhc.compressor import Engine, Outcome, Phase, Statistics, Ticket
-from hvd_lhc.errors import DecodeError, UnsupportedError
+from hvd_lhc.errors import ConfigError, DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.refusals import refuse_operation
 from hvd_lhc.settings import Settings
@@ -54,9 +55,10 @@ class LHC(Compressor):  # type: ignore[misc]
         process_set: the ranks that reduce; the same object as given to Horovod. Default: all.
 
     Raises:
-        ConfigError: an option is out of range.
+        ConfigError: an option is out of range, unknown, or not given by name.
     """
 
+    @options_by_name
     def __init__(
         self,
         *,
@@ -68,6 +70,7 @@ class LHC(Compressor):  # type: ignore[misc]
         process_set: Any = None,
     ) -> None:
         self._settings = Settings(min_numel, precision, max_wire_ratio, reprobe_steps, fallback)
+        check_process_set(process_set)
         self._process_set = process_set
         self._start_afresh()
 
@@ -89,13 +92,20 @@ class LHC(Compressor):  # type: ignore[misc]
         """What went over the wire on this rank since the start."""
         return self._engine.statistics
 
+    @method_of_an_instance
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """The tensor to reduce instead of ``tensor``, and the context for :meth:`decompress`.
 
         Raises:
             UnsupportedError: Horovod is about to do something else than a sum or an average, or XLA compiles the function.
+            ConfigError: ``tensor`` is none of TensorFlow's.
         """
+        if not tf.is_tensor(tensor) or isinstance(tensor, tf.IndexedSlices):
+            raise ConfigError(
+                f"compression for TensorFlow takes a tf.Tensor or a tf.Variable, not {describe(tensor)}: write "
+                "tf.convert_to_tensor(...); for a tensor of PyTorch use hvd_lhc.torch.Compression.lhc"
+            )
         numel = tensor.shape.num_elements()
         if tensor.dtype not in _DENSE_DTYPES or (self._ranks().size() < 2 and not _is_elastic()):
             return tensor, None
@@ -119,6 +129,7 @@ class LHC(Compressor):  # type: ignore[misc]
         wire.set_shape([None])
         return wire, (site, number, tensor)
 
+    @method_of_an_instance
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Any, ctx: Any) -> Any:
         """The reduced gradient, with the dtype and static shape of what ``compress`` was given."""

@@ -11,8 +11,9 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
+from hvd_lhc.arguments import check_process_set, describe, method_of_an_instance, options_by_name
 from hvd_lhc.compressor import Engine, Outcome, Phase, Site, Statistics, Ticket
-from hvd_lhc.errors import DecodeError, UnsupportedError
+from hvd_lhc.errors import ConfigError, DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.refusals import refuse_operation
 from hvd_lhc.settings import Settings
@@ -113,9 +114,10 @@ class LHC(Compressor):  # type: ignore[misc]
         process_set: the ranks that reduce; the same object as given to ``DistributedOptimizer``. Default: all.
 
     Raises:
-        ConfigError: an option is out of range.
+        ConfigError: an option is out of range, unknown, or not given by name.
     """
 
+    @options_by_name
     def __init__(
         self,
         *,
@@ -127,6 +129,7 @@ class LHC(Compressor):  # type: ignore[misc]
         process_set: Any = None,
     ) -> None:
         self._settings = Settings(min_numel, precision, max_wire_ratio, reprobe_steps, fallback)
+        check_process_set(process_set)
         self._process_set = process_set
         self._start_afresh()
 
@@ -150,6 +153,7 @@ class LHC(Compressor):  # type: ignore[misc]
         """What went over the wire on this rank since the start."""
         return self._engine.statistics
 
+    @method_of_an_instance
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The array to reduce instead of ``tensor``, and the context for :meth:`decompress`.
 
@@ -157,7 +161,13 @@ class LHC(Compressor):  # type: ignore[misc]
 
         Raises:
             UnsupportedError: Horovod is about to do something else than a sum or an average.
+            ConfigError: ``tensor`` is none of PyTorch's.
         """
+        if not isinstance(tensor, torch.Tensor):
+            raise ConfigError(
+                f"compression for PyTorch takes a torch.Tensor, not {describe(tensor)}: write torch.from_numpy(...) or "
+                "torch.as_tensor(...); for a tensor of TensorFlow use hvd_lhc.tensorflow.Compression.lhc"
+            )
         if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or _needs_autograd(tensor):
             return tensor, None
         call = find_call()
@@ -183,6 +193,7 @@ class LHC(Compressor):  # type: ignore[misc]
         self._under_way.add(sketch)
         return wire, sketch
 
+    @method_of_an_instance
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The reduced gradient, with the dtype, shape and device of what ``compress`` was given.
 

@@ -292,6 +292,10 @@ def test_what_is_not_this_plans_wire() -> None:
         codec.encode(np.zeros(100))
     with pytest.raises(ConfigError, match="rank 2"):
         codec.encode(np.zeros(100, np.float32), rank=2)
+    with pytest.raises(ConfigError, match="rank '0'"):
+        codec.encode(np.zeros(100, np.float32), rank="0")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Codec\(Plan\("):
+        Codec(100)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dtype must be one of"):
         codec.decode(wire, dtype="float64")
 
