@@ -47,17 +47,19 @@ class Need:
 
 def need_of(gradients: Sequence[NDArray[np.float32]]) -> Need:
     """Look at the gradients of all ranks."""
-    units = np.full((len(gradients[0]), gradients[0][0].size), _UNITS)  # beyond all: a zero
+    tables = [gradient.reshape(len(gradient), -1) for gradient in gradients]
+    used = np.flatnonzero(np.any([table.any(axis=1) for table in tables], axis=0))
+    units = np.full((len(used), tables[0].shape[1]), _UNITS)  # beyond all: a zero
     exponent = _LOWEST_UNIT
-    for gradient in gradients:
-        flat = gradient.reshape(units.shape)
+    for table in tables:
+        flat = table[used]
         nonzero = np.nonzero(flat)
         mantissas, exponents = np.frexp(np.abs(flat[nonzero]).astype(np.float64))
         integers = (mantissas * 2**24).astype(np.int64)  # float32 has 24 bits
         trailing = np.log2((integers & -integers).astype(np.float64)).astype(np.int64)
         units[nonzero] = np.minimum(units[nonzero], exponents - 24 + trailing - _LOWEST_UNIT)
         exponent = max(exponent, int(exponents.max(initial=exponent)))
-    rows = units.min(axis=1)
+    rows = units.min(axis=1, initial=_UNITS)
     return Need(int((units < _UNITS).sum()), int((rows < _UNITS).sum()), exponent, _finer(units.ravel()), _finer(rows))
 
 

@@ -77,6 +77,39 @@ def text(ranks: int, seed: int) -> Iterator[Step]:
             apply([tf.add_n([gradient[i] for gradient in gradients]) / ranks for i in range(len(variables))])
 
 
+def embedding_bag(ranks: int, seed: int) -> Iterator[Step]:
+    """The table of a bag of words (390,625 rows of 64) in training: 1,024 bags of 4 on each rank, drawn by Zipf's law (1.05)."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    random = np.random.default_rng(seed)
+    rows, row, rate = 390_625, 64, 0.003
+    shares = np.arange(1, rows + 1) ** -1.05
+    cumulated = np.cumsum(shares / shares.sum())
+    table = torch.randn(rows, row, requires_grad=True)
+    score = torch.nn.Linear(row, 1)
+    optimizer = torch.optim.SGD(score.parameters(), lr=rate)
+    truth = torch.randn(rows)
+    gradients = [np.zeros((rows, row), np.float32) for _ in range(ranks)]
+    while True:
+        touched = []
+        optimizer.zero_grad()
+        for gradient in gradients:
+            words = torch.from_numpy(np.searchsorted(cumulated, random.random((1024, 4))).clip(max=rows - 1))
+            bags = torch.nn.functional.embedding_bag(words, table, mode="sum", sparse=True)
+            (torch.nn.functional.mse_loss(score(bags).squeeze(1), truth[words].sum(1)) / ranks).backward()
+            sparse = table.grad.coalesce()
+            table.grad = None
+            touched.append(sparse.indices()[0].numpy())
+            gradient[touched[-1]] = sparse.values().numpy()
+        yield {"table": gradients}
+        optimizer.step()
+        for gradient, drawn in zip(gradients, touched, strict=True):
+            table.data[drawn] -= torch.from_numpy(rate * gradient[drawn])
+            gradient[drawn] = 0
+
+
 def zipf_rows(ranks: int, seed: int) -> Iterator[Step]:
     """A table of 20,000 rows of 32, of which each rank draws 300 words by Zipf's law (exponent 1.1)."""
     random = np.random.default_rng(seed)
@@ -137,5 +170,5 @@ def _elements(random: np.random.Generator, numel: int, held: int) -> Array:
 #: name -> what makes the history, from the number of ranks and a seed
 HISTORIES: dict[str, Callable[[int, int], Iterator[Step]]] = {
     function.__name__: function
-    for function in (ncf, text, zipf_rows, uniform_rows, uniform_elements, bursts, up_and_down, dense)
+    for function in (ncf, text, embedding_bag, zipf_rows, uniform_rows, uniform_elements, bursts, up_and_down, dense)
 }

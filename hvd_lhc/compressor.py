@@ -23,9 +23,10 @@ import numpy as np
 from hvd_lhc.codec import Codec, Decoded, Header
 from hvd_lhc.errors import DecodeError, UnsupportedError, WireError
 from hvd_lhc.participants import are_one_of, moments_of_wire
-from hvd_lhc.planner import Facts, State, first_state, merge, next_state
+from hvd_lhc.planner import first_state, next_state
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor, header_plan
+from hvd_lhc.state import Facts, State, merge
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

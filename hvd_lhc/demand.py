@@ -7,7 +7,7 @@ from math import isqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hvd_lhc.planner import Facts
+    from hvd_lhc.state import Facts
 
 __all__ = ["Demand", "first_guess"]
 

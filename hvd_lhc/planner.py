@@ -7,16 +7,16 @@ next :class:`State` follows from the current one and from :class:`Facts`: exact 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hvd_lhc.demand import Demand, first_guess
 from hvd_lhc.errors import ConfigError
 from hvd_lhc.plan import Plan
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor, cheapest_plan, grow_plan, header_plan
+from hvd_lhc.state import SINGLE_PART_AFTER_STEPS, SOON, Facts, State
 
-__all__ = ["Facts", "State", "first_state", "merge", "next_state"]
+__all__ = ["first_state", "next_state"]
 
 #: A refusal costs as many points as it takes verified steps to earn back; with too many the tensor goes dense. Three
 #: refusals in a row are too many, and so is one in fewer than every four steps in the long run.
@@ -26,12 +26,9 @@ _POINTS_UNTIL_DENSE = 12
 _RATIO_SLACK = 1.2
 #: Another plan has to save so many parts of the wire.
 _LEAST_SAVING = 1 / 12
-#: A smaller wire is taken once the larger one has cost so much of a dense reduction, which is what it costs to have taken
+#: A smaller wire is taken once the larger one has cost so many dense reductions, one of which is what it costs to have taken
 #: it too early. Doubled each time that it was, up to 16 times as much.
-_PATIENCE = 1 / 8
-_SOON = 256
-#: One part again after so many steps without an element that needs two (doubled after every relapse).
-_SINGLE_PART_AFTER_STEPS = 256
+_PATIENCE = 2
 #: A jump of the largest magnitude beyond the exponent by more powers of two than this is taken for an accident at first.
 _MAGNITUDE_ACCIDENT = 4
 #: The exponent is too high where it is this far above the largest magnitude, and so many of all elements need a low part.
@@ -39,69 +36,6 @@ _EXPONENT_SLACK = 4
 _MOST_LOW_PARTS = 1 / 64
 #: Probes that found something to gain count for nothing before so many verified steps.
 _PROVEN_AFTER_STEPS = 64
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What all ranks learned from one reduced wire (or, by :func:`merge`, from several of one step).
-
-    Attributes:
-        reason: ``None`` for a verified decode, else why it was refused (``DecodeError.reason``).
-        union_keys: distinct nonzero keys of a verified decode, else 0.
-        nonzero_elements: over all ranks, elements counted once per rank.
-        nonzero_keys: the same of the plan's keys.
-        nonzero_rows: the same of rows.
-        inexact_single: elements that need a low part (or would, with two parts).
-        magnitude_exponent: every element is below two to this; ``None``: all are zero.
-    """
-
-    reason: str | None
-    union_keys: int
-    nonzero_elements: int
-    nonzero_keys: int
-    nonzero_rows: int
-    inexact_single: int
-    magnitude_exponent: int | None
-
-
-@dataclass(frozen=True)
-class State:
-    """What happens to a tensor in the next step, and what is remembered for the steps after it.
-
-    Attributes:
-        kind: ``"probe"`` (a header alone, then a dense reduction), ``"sketch"`` or ``"dense"`` (no header at all).
-        plan: the plan of the wire; ``None`` for ``"dense"``.
-        steps_left: dense: steps until the next probe.
-        probes_in_vain: probes so far that found nothing to gain, or no lasting gain.
-        proven_steps: sketch: steps in a row that were verified.
-        refusal_points: how much it has been refused of late.
-        overlap: the union's keys and those of all ranks together, when a sketch went dense since they were too many (0, 0 if
-            none of its steps was verified), and none has lasted since.
-        demand: what the last verified steps needed.
-        waste: bytes that the plan has cost more than a smaller one that would have done.
-        hasty: how many times in a row a smaller plan was taken too early.
-        steps_since_shrink: steps since that happened last.
-        single_steps: steps in a row in which one part would have done.
-        single_wait: how many of them it takes.
-        provisional: the capacity comes from an upper bound, not from a union that was seen.
-        expected_keys: provisional: ``Facts.nonzero_keys`` of the step that the capacity was made for.
-    """
-
-    kind: str
-    plan: Plan | None = None
-    steps_left: int = 0
-    probes_in_vain: int = 0
-    proven_steps: int = 0
-    refusal_points: int = 0
-    overlap: tuple[int, int] | None = None
-    demand: Demand = field(default_factory=Demand)
-    waste: int = 0
-    hasty: int = 0
-    steps_since_shrink: int = _SOON
-    single_steps: int = 0
-    single_wait: int = _SINGLE_PART_AFTER_STEPS
-    provisional: bool = False
-    expected_keys: int = 0
 
 
 def first_state(tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -113,24 +47,6 @@ def first_state(tensor: Tensor, world_size: int, settings: Settings) -> State:
     except ConfigError:
         return State("dense", steps_left=-1)
     return State("probe", plan)
-
-
-def merge(facts: Sequence[Facts]) -> Facts:
-    """One set of facts for several tensors that share a plan in a step: the most demanding of each.
-
-    The order doesn't matter, since ranks may see them in different order.
-    """
-    reasons = sorted(f.reason for f in facts if f.reason is not None)
-    magnitudes = [f.magnitude_exponent for f in facts if f.magnitude_exponent is not None]
-    return Facts(
-        reason=reasons[0] if reasons else None,
-        union_keys=max(f.union_keys for f in facts),
-        nonzero_elements=max(f.nonzero_elements for f in facts),
-        nonzero_keys=max(f.nonzero_keys for f in facts),
-        nonzero_rows=max(f.nonzero_rows for f in facts),
-        inexact_single=max(f.inexact_single for f in facts),
-        magnitude_exponent=max(magnitudes, default=None),
-    )
 
 
 def next_state(state: State, facts: Facts | None, tensor: Tensor, world_size: int, settings: Settings) -> State:
@@ -211,7 +127,7 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
     points = state.refusal_points + _POINTS_PER_REFUSAL
     if points >= _POINTS_UNTIL_DENSE:
         return _go_dense(state, settings)
-    state = replace(state, refusal_points=points, proven_steps=0, single_steps=0, waste=0)
+    state = replace(state, refusal_points=points, proven_steps=0, single_steps=0, waste=0, wanted=0)
     exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
     if facts.reason == "overflow":
         if exponent > plan.exponent + _MAGNITUDE_ACCIDENT and not repeated:
@@ -234,7 +150,7 @@ def _after_inexact(state: State, plan: Plan, exponent: int, tensor: Tensor, sett
         wider = None
     if wider is None or wider.wire_bytes > _RATIO_SLACK * _limit(tensor, settings):
         return state  # one part and a retry now and then, as long as that's rare
-    return replace(state, plan=wider, single_wait=min(2 * state.single_wait, 16 * _SINGLE_PART_AFTER_STEPS))
+    return replace(state, plan=wider, single_wait=min(2 * state.single_wait, 16 * SINGLE_PART_AFTER_STEPS))
 
 
 def _after_too_many_keys(state: State, plan: Plan, facts: Facts, tensor: Tensor, settings: Settings) -> State:
@@ -242,8 +158,15 @@ def _after_too_many_keys(state: State, plan: Plan, facts: Facts, tensor: Tensor,
 
     For one step there is room for all that the ranks may have; then the union is known.
     """
-    hasty = min(state.hasty + 1, 4) if state.steps_since_shrink < _SOON else 0
-    state = replace(state, hasty=hasty, steps_since_shrink=_SOON, provisional=True, expected_keys=facts.nonzero_keys)
+    soon = state.steps_since_shrink < SOON
+    state = replace(
+        state,
+        wanted=state.former_capacity if soon else 0,
+        hasty=min(state.hasty + 1, 4) if soon else 0,
+        steps_since_shrink=SOON,
+        provisional=True,
+        expected_keys=facts.nonzero_keys,
+    )
     plan = replace(plan, seed=(plan.seed + 1) % 2**64)
     most = min(facts.nonzero_keys, plan.key_count)
     likely = min(most, first_guess(state.demand.union_of(facts.nonzero_keys)))
@@ -263,7 +186,7 @@ def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, 
         proven_steps=proven,
         probes_in_vain=0 if proven >= _PROVEN_AFTER_STEPS else state.probes_in_vain,
         overlap=None if proven >= _PROVEN_AFTER_STEPS else state.overlap,
-        steps_since_shrink=min(state.steps_since_shrink + 1, _SOON),
+        steps_since_shrink=min(state.steps_since_shrink + 1, SOON),
     )
     if state.provisional:
         state = replace(state, demand=Demand().after(_scaled(facts, state.expected_keys)), provisional=False, waste=0)
@@ -332,7 +255,7 @@ def _settle_parts(state: State, facts: Facts) -> State:
 
 def _with_same_keys(state: State, tensor: Tensor, world_size: int, settings: Settings) -> Plan | None:
     """The cheapest plan that suits the demand."""
-    plan, keys = _plan_of(state), state.demand.good_capacity
+    plan, keys = _plan_of(state), max(state.wanted, state.demand.good_capacity)
     return cheapest_plan(tensor, world_size, settings, plan.block, keys, plan.exponent, plan.parts, plan.seed)
 
 
@@ -342,7 +265,7 @@ def _with_other_keys(state: State, tensor: Tensor, world_size: int, settings: Se
         return None
     plan = _plan_of(state)
     block = tensor.row if plan.block == 1 else 1
-    keys = state.demand.of_other_keys(state.demand.good_capacity, elements_per_key=block == 1)
+    keys = state.demand.of_other_keys(max(state.wanted, state.demand.good_capacity), elements_per_key=block == 1)
     return cheapest_plan(tensor, world_size, settings, block, keys, plan.exponent, plan.parts, plan.seed)
 
 
@@ -352,10 +275,11 @@ def _saves_much(plan: Plan, other: Plan) -> bool:
 
 def _suit(state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
     """Take the plan that suits the demand, now."""
-    for find in (_with_same_keys, _with_other_keys):
-        best = find(state, tensor, world_size, settings)
-        if best is not None and best.wire_bytes <= _RATIO_SLACK * _limit(tensor, settings):
-            return _take(state, best)
+    for tried in (state, replace(state, wanted=0)):
+        for find in (_with_same_keys, _with_other_keys):
+            best = find(tried, tensor, world_size, settings)
+            if best is not None and best.wire_bytes <= _RATIO_SLACK * _limit(tensor, settings):
+                return _take(state, best)
     return _go_dense(state, settings)
 
 
@@ -366,22 +290,23 @@ def _review(state: State, tensor: Tensor, world_size: int, settings: Settings) -
     if other is not None and (best is None or _saves_much(best, other)):
         best = other
     if best is None or not _saves_much(plan, best):
-        return replace(state, waste=0)
+        return replace(state, waste=0, wanted=0)
     waste = state.waste + state.demand.current.steps * (plan.wire_bytes - best.wire_bytes)
     if waste < _PATIENCE * tensor.dense_bytes * 2**state.hasty:
-        return replace(state, waste=waste)
-    return replace(_take(state, best), steps_since_shrink=0)
+        return replace(state, waste=waste, wanted=max(state.wanted, state.demand.good_capacity))
+    return replace(_take(replace(state, former_capacity=plan.capacity), best), steps_since_shrink=0)
 
 
 def _take(state: State, plan: Plan) -> State:
     if plan.block == _plan_of(state).block:
-        return replace(state, plan=plan, waste=0)
+        return replace(state, plan=plan, waste=0, wanted=0)
     # The union of the other kind of key is an estimate.
     demand = state.demand
     sums, steps = (demand.current, demand.last), max(1, demand.steps)
     expected = -(-sum(p.rows if plan.block > 1 else p.elements for p in sums) // steps)
     hasty = min(state.hasty + 1, 4)  # so that estimates which are wrong in both directions don't go back and forth
-    return replace(state, plan=plan, waste=0, hasty=hasty, demand=Demand(), provisional=True, expected_keys=expected)
+    state = replace(state, plan=plan, waste=0, wanted=0, former_capacity=0, hasty=hasty)
+    return replace(state, demand=Demand(), provisional=True, expected_keys=expected)
 
 
 def _limit(tensor: Tensor, settings: Settings) -> float:
