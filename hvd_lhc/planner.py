@@ -67,7 +67,8 @@ def next_state(state: State, facts: Facts | None, tensor: Tensor, world_size: in
 
 
 def _go_dense(state: State, settings: Settings) -> State:
-    wait = settings.reprobe_steps << min(state.probes_in_vain, 4)
+    longest = 16 * settings.reprobe_steps
+    wait = min(max(1, settings.reprobe_steps // 8) << min(state.probes_in_vain, 16), longest)
     overlap = state.demand.overlap if state.kind == "sketch" else state.overlap
     return State("dense", steps_left=wait, probes_in_vain=state.probes_in_vain + 1, overlap=overlap)
 
@@ -128,17 +129,36 @@ def _after_refusal(state: State, facts: Facts, tensor: Tensor, world_size: int, 
     if points >= _POINTS_UNTIL_DENSE:
         return _go_dense(state, settings)
     state = replace(state, refusal_points=points, proven_steps=0, single_steps=0, waste=0, wanted=0)
+    if state.demand.steps == 0:
+        return _probed_by(facts, state, tensor, world_size, settings)
     exponent = tensor.roomy_exponent(facts.magnitude_exponent, world_size)
-    if facts.reason == "overflow":
-        if exponent > plan.exponent + _MAGNITUDE_ACCIDENT and not repeated:
-            return state
-        return replace(state, plan=replace(plan, exponent=max(plan.exponent, exponent)))
-    if facts.reason == "inexact":
-        return _after_inexact(state, plan, exponent, tensor, settings)
+    if exponent > plan.exponent + _MAGNITUDE_ACCIDENT and state.demand.magnitude is not None and not repeated:
+        return state
     lower = _lower_exponent(plan, facts, tensor, world_size)
-    if lower is not plan:  # most keys were low parts
+    if facts.reason != "inexact" and lower is not plan:  # most keys were low parts
         return replace(state, plan=lower)
-    return _after_too_many_keys(state, plan, facts, tensor, settings)
+    # All that the next step would be refused for, whatever this one was.
+    if facts.reason == "inexact":
+        state = _after_inexact(state, plan, exponent, tensor, settings)
+    plan = _plan_of(state)
+    if exponent > plan.exponent:
+        plan = replace(plan, exponent=exponent)
+        state = replace(state, plan=plan)
+    too_many = min(state.demand.union_of(facts.nonzero_keys), plan.key_count) > plan.capacity
+    if facts.reason in ("overflow", "inexact") and not too_many:
+        return state
+    return _after_too_many_keys(state, plan, facts, tensor, world_size, settings)
+
+
+def _probed_by(facts: Facts, state: State, tensor: Tensor, world_size: int, settings: Settings) -> State:
+    """What a refused sketch tells of a step is what a probe would have told. Its plan may come from a step of another kind."""
+    plan = _plan_of(state)
+    after = _after_probe(replace(state, kind="probe"), facts, tensor, world_size, settings)
+    if after.plan is None or facts.reason in ("overflow", "inexact"):
+        return after
+    if after.plan.capacity < after.expected_keys:  # no room for all, and what there was did not do
+        return _go_dense(state, settings)
+    return replace(after, plan=replace(after.plan, seed=(plan.seed + 1) % 2**64))
 
 
 def _after_inexact(state: State, plan: Plan, exponent: int, tensor: Tensor, settings: Settings) -> State:
@@ -153,7 +173,9 @@ def _after_inexact(state: State, plan: Plan, exponent: int, tensor: Tensor, sett
     return replace(state, plan=wider, single_wait=min(2 * state.single_wait, 16 * SINGLE_PART_AFTER_STEPS))
 
 
-def _after_too_many_keys(state: State, plan: Plan, facts: Facts, tensor: Tensor, settings: Settings) -> State:
+def _after_too_many_keys(
+    state: State, plan: Plan, facts: Facts, tensor: Tensor, world_size: int, settings: Settings
+) -> State:
     """Too many keys for the table, or bad luck in hashing, or (never seen) a wire damaged on all ranks alike.
 
     For one step there is room for all that the ranks may have; then the union is known.
@@ -174,7 +196,8 @@ def _after_too_many_keys(state: State, plan: Plan, facts: Facts, tensor: Tensor,
         bigger = grow_plan(plan, max(keys, plan.capacity))
         if bigger is not None and bigger.wire_bytes <= tensor.dense_bytes:
             return replace(state, plan=bigger)
-    return _go_dense(state, settings)
+    other = _probed_by(facts, state, tensor, world_size, settings)
+    return _go_dense(state, settings) if other.plan is None else replace(other, demand=Demand())
 
 
 def _after_success(state: State, facts: Facts, tensor: Tensor, world_size: int, settings: Settings) -> State:

@@ -19,7 +19,8 @@ class Settings:
         min_numel: smaller tensors are never compressed.
         precision: ``"lossless"`` or ``"bounded"`` (see :class:`~hvd_lhc.plan.Plan`).
         max_wire_ratio: a sketch is used only while it has at most this share of the dense tensor's bytes.
-        reprobe_steps: steps after which a dense tensor is looked at again; doubled each time, up to 16 times as many.
+        reprobe_steps: a tensor that went dense is looked at again after an eighth of so many steps, then after twice as many
+            each time, up to 16 times ``reprobe_steps``.
         fallback: what to do with a sketch that can't be verified: ``"dense"`` reduces the original gradient dense,
             ``"error"`` raises :class:`~hvd_lhc.errors.DecodeError`, on all ranks.
     """

@@ -12,13 +12,14 @@ from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
 from hvd_lhc.arguments import check_process_set, describe, method_of_an_instance, options_by_name
-from hvd_lhc.compressor import Engine, Outcome, Phase, Site, Statistics, Ticket
+from hvd_lhc.compressor import Engine, Phase, Site, Statistics
 from hvd_lhc.errors import ConfigError, DecodeError, UnsupportedError
 from hvd_lhc.participants import subsets_of
 from hvd_lhc.refusals import refuse_operation
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
 from hvd_lhc.torch.caller import Call, Caller, caller_of, find_call
+from hvd_lhc.torch.contexts import Dense, Sketch, Watched
 from hvd_lhc.torch.pending import PendingReductions
 
 __all__ = ["LHC"]
@@ -55,45 +56,6 @@ class _Owned:
 
     phase: Phase
     places: dict[str, _Place]
-
-
-@dataclass(frozen=True)
-class _Dense:
-    """Context of a tensor that goes dense in another dtype than its own."""
-
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """Context of a tensor that goes dense as it is, while its header goes beside it."""
-
-    dtype: torch.dtype
-    ticket: Ticket
-    handle: int  # Horovod's, of the header
-
-
-class _Sketch:
-    """Context of a tensor whose wire is under way."""
-
-    def __init__(
-        self, gradient: torch.Tensor, wire: torch.Tensor, ticket: Ticket, options: dict[str, Any] | None
-    ) -> None:
-        self.gradient = gradient
-        self.wire = wire
-        self.ticket = ticket
-        self.options = options  # for a dense reduction in its place
-        self.outcome: Outcome | None = None
-        self.failure: DecodeError | UnsupportedError | None = None
-        self.retry: int | None = None  # Horovod's handle of the dense reduction
-        #: The gradient's own memory, if the result may be written there, and the version that was encoded.
-        self.in_place: tuple[torch.Tensor, int] | None = None
-
-    def output(self) -> Any:
-        """Where to write the result: over the gradient, as Horovod's optimizers do it themselves, or ``None`` for a new array."""
-        if self.in_place is None or self.in_place[1] != self.gradient._version:  # somebody has written there since
-            return None
-        return self.in_place[0].numpy()
 
 
 class LHC(Compressor):  # type: ignore[misc]
@@ -135,6 +97,7 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def _start_afresh(self) -> None:
         self._engine = Engine(self._settings, self._process_sets)
+        self._has_warned = False
         self.reset()
 
     def reset(self) -> None:
@@ -146,7 +109,7 @@ class LHC(Compressor):  # type: ignore[misc]
         self._handles = getattr(mpi_ops, "_handle_map", None)  # another object after each hvd.init()
         self._direct = Phase()  # of calls by hand
         self._owned: weakref.WeakKeyDictionary[Any, _Owned] = weakref.WeakKeyDictionary()  # by each optimizer
-        self._under_way: weakref.WeakSet[_Sketch] = weakref.WeakSet()
+        self._under_way: weakref.WeakSet[Sketch] = weakref.WeakSet()
 
     @property
     def statistics(self) -> Statistics:
@@ -179,17 +142,17 @@ class LHC(Compressor):  # type: ignore[misc]
         if ticket is None:
             if dense_dtype == tensor.dtype:
                 return tensor.contiguous(), None  # Horovod takes no other
-            return tensor.to(dense_dtype).contiguous(), _Dense(tensor.dtype)
+            return tensor.to(dense_dtype).contiguous(), Dense(tensor.dtype)
         gradient = tensor.detach()
         x = gradient if ticket.plan.numel == tensor.numel() else gradient.reshape(-1)[: ticket.plan.numel]
         x = x.to("cpu", torch.float32).contiguous().view(-1)
         wire = torch.from_numpy(self._engine.encode(ticket, x.numpy(), self._ranks().rank()))
         if ticket.kind != "sketch" and place.caller.has_names:
-            return tensor.to(dense_dtype).contiguous(), _Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
+            return tensor.to(dense_dtype).contiguous(), Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
         wire = wire.to(tensor.device)
-        sketch = _Sketch(gradient, wire, ticket, place.caller.options)
-        if call.optimizer is not None and not ticket.negative_zeros and _shares_memory(x, gradient):
-            sketch.in_place = x, gradient._version
+        sketch = Sketch(gradient, wire, ticket, place.caller.options, call.parameter)
+        if call.parameter and not ticket.negative_zeros and _shares_memory(x, gradient):
+            sketch.in_place = x
         self._under_way.add(sketch)
         return wire, sketch
 
@@ -203,12 +166,15 @@ class LHC(Compressor):  # type: ignore[misc]
         """
         if ctx is None:
             return tensor
-        if isinstance(ctx, _Dense):
+        if isinstance(ctx, Dense):
             return tensor.to(ctx.dtype)
-        if isinstance(ctx, _Watched):
+        if isinstance(ctx, Watched):
             self._engine.finish(ctx.ticket, hvd.synchronize(ctx.handle).numpy(), _DTYPES[ctx.dtype][0])
             return tensor.to(ctx.dtype)
-        sketch: _Sketch = ctx
+        sketch: Sketch = ctx
+        if sketch.is_outdated and not self._has_warned:
+            self._has_warned = True
+            sketch.warn_of_late_change()
         if sketch.outcome is None and sketch.failure is None:
             self._decode(sketch, tensor)
         self._under_way.discard(sketch)
@@ -224,7 +190,7 @@ class LHC(Compressor):  # type: ignore[misc]
         values = torch.from_numpy(sketch.outcome.decoded.values).view(sketch.gradient.shape)
         return values.to(sketch.gradient.device, sketch.gradient.dtype)
 
-    def _decode(self, sketch: _Sketch, wire: torch.Tensor) -> None:
+    def _decode(self, sketch: Sketch, wire: torch.Tensor) -> None:
         """Decode a reduced wire; where that fails, start the dense reduction without waiting for it."""
         array = wire.detach().cpu().numpy()
         name, dense_dtype = _DTYPES[sketch.gradient.dtype]
@@ -247,7 +213,7 @@ class LHC(Compressor):  # type: ignore[misc]
             **options,
         )
 
-    def _await_retry(self, sketch: _Sketch) -> torch.Tensor:
+    def _await_retry(self, sketch: Sketch) -> torch.Tensor:
         """Wait for a dense reduction, and meanwhile start those of the step's other tensors.
 
         Ranks may come here with different tensors first (hooks fire in different order), so waiting for one without

@@ -183,7 +183,7 @@ def begin_all(engine: Rank, sizes: dict[str, int], order: str) -> dict[str, Tick
 def test_where_all_go_dense_the_smallest_sends_a_header() -> None:
     """On every rank the same tensor, whatever the order; so that ranks know in every step that all took part."""
     sizes = {"a": 30_000, "b": 20_000, "c": 40_000}
-    engines = [Rank(Settings(reprobe_steps=3)) for _ in range(2)]
+    engines = [Rank(Settings(reprobe_steps=24)) for _ in range(2)]
     seen = []
     for _ in range(6):
         tickets = [begin_all(engine, sizes, order) for engine, order in zip(engines, ("abc", "cba"), strict=True)]

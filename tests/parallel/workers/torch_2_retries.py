@@ -159,7 +159,7 @@ def density_that_drifts() -> None:
     counts: list[int | list[int]] = [
         [int(count * random.uniform(0.7, 1.3)) for _ in range(hvd.size())] for count in up + up[::-1]
     ]
-    happened = check_steps("drift", integer_steps("drift", NUMEL, counts), LHC(reprobe_steps=8), hvd.Sum)
+    happened = check_steps("drift", integer_steps("drift", NUMEL, counts), LHC(), hvd.Sum)
     retries = [kind for kind in happened if kind not in ("sketch", "dense", "probe")]
     assert len(retries) <= 4 and happened.count("sketch") >= 45, (retries, happened.count("sketch"))
 
