@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_lhc.codec import Codec, Decoded, Header
-from hvd_lhc.errors import DecodeError, UnsupportedError, WireError
+from hvd_lhc.errors import DecodeError, WireError
 from hvd_lhc.participants import are_one_of, moments_of_wire
 from hvd_lhc.planner import first_state, next_state
+from hvd_lhc.refusals import not_a_sum
 from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor, header_plan
 from hvd_lhc.state import Facts, State, merge
@@ -314,11 +315,11 @@ class Engine:
             outcome = Outcome(decoded, decoded.header, None)
         except DecodeError as error:
             if error.header is None:
-                raise _not_a_sum(ticket, error) from error
+                raise not_a_sum(ticket.site.tensor.numel, ticket.plan.world_size, error) from error
             # A probe's header counts elements under a plan that holds none of them: what it says of the fit means nothing.
             outcome = Outcome(None, error.header, error.reason if ticket.kind == "sketch" else "header_only")
         except WireError as error:
-            raise _not_a_sum(ticket, error) from error
+            raise not_a_sum(ticket.site.tensor.numel, ticket.plan.world_size, error) from error
         if outcome.decoded is None:
             self._refuse_other_process_set(ticket, wire, outcome.header.participants)
         with self._lock:
@@ -340,7 +341,8 @@ class Engine:
         if participants == ticket.plan.world_size:
             return
         if are_one_of(moments_of_wire(wire, participants), self._process_sets()):
-            raise _not_a_sum(ticket, f"it came from a process set of {participants} ranks")
+            reason = f"it came from a process set of {participants} ranks"
+            raise not_a_sum(ticket.site.tensor.numel, ticket.plan.world_size, reason)
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
         statistics = self.statistics
@@ -386,13 +388,3 @@ def _facts_of(ticket: Ticket, outcome: Outcome) -> Facts:
 
 def _wire_size(state: State) -> int:
     return 0 if state.plan is None else state.plan.wire_size
-
-
-def _not_a_sum(ticket: Ticket, error: object) -> UnsupportedError:
-    return UnsupportedError(
-        f"hvd_lhc: what came back for a gradient of {ticket.site.tensor.numel} elements is not the sum of "
-        f"{ticket.plan.world_size} ranks' sketches ({error}). Compressed gradients can be reduced with op=Sum or op=Average "
-        "only, over the process set that the compressor knows: with Adasum, Min, Max or Product use "
-        "compression=Compression.none; with process_set=S use compression=LHC(process_set=S); and give all ranks the same "
-        "settings."
-    )

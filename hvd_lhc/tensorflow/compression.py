@@ -19,6 +19,7 @@ from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
+from hvd_lhc.advice import note_shape
 from hvd_lhc.arguments import check_process_set, describe, method_of_an_instance, options_by_name
 from hvd_lhc.compressor import Engine, Outcome, Phase, Statistics, Ticket
 from hvd_lhc.errors import ConfigError, DecodeError, UnsupportedError
@@ -106,6 +107,11 @@ class LHC(Compressor):  # type: ignore[misc]
                 f"compression for TensorFlow takes a tf.Tensor or a tf.Variable, not {describe(tensor)}: write "
                 "tf.convert_to_tensor(...); for a tensor of PyTorch use hvd_lhc.torch.Compression.lhc"
             )
+        note_shape(tensor.shape)
+        wire, context = self._compress(tensor)
+        return wire if tf.executing_eagerly() else _named_after(tensor, wire), context
+
+    def _compress(self, tensor: Any) -> tuple[Any, Any]:
         numel = tensor.shape.num_elements()
         if tensor.dtype not in _DENSE_DTYPES or (self._ranks().size() < 2 and not _is_elastic()):
             return tensor, None
@@ -283,6 +289,22 @@ def _name_of_reduction(wire: Any) -> tuple[str, bool]:
     return name, "ignore_name_scope" in wire.op.node_def.attr and bool(wire.op.get_attr("ignore_name_scope"))
 
 
+def _named_after(tensor: Any, wire: Any) -> Any:
+    """What is reduced instead of a graph's tensor, under a name that doesn't tell whether that is a sketch.
+
+    Horovod makes the name of a reduction out of it and of the functions around, and has ranks wait for each other by that
+    name. Where they have tensors of different shapes, one may send a sketch and another the tensor itself. TensorFlow's name
+    for a call tells whether the function has state, as it has where it compresses; so it gets some anyway.
+    """
+    with tf.control_dependencies([_state()]):
+        return tf.identity(wire, name=f"hvd_lhc_{tensor.name.rpartition('/')[2].partition(':')[0]}")
+
+
+def _state() -> Any:
+    """A tensor without elements that is never folded into a constant, and makes a function count as stateful."""
+    return tf.raw_ops.RandomUniform(shape=[0], dtype=tf.float32, seed=1, seed2=1)
+
+
 def _call(function: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
     """Call Python from a graph, once per step.
 
@@ -290,9 +312,7 @@ def _call(function: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -
     needed in a function that may be called twice by another. Elsewhere the call is stateless, and may run at any time; it
     might be folded into a constant, which an input that is no constant prevents.
     """
-    never_constant = tf.raw_ops.RandomUniform(shape=[0], dtype=tf.float32, seed=1, seed2=1)
-
     def without_guard(*arguments: Any) -> Any:
         return function(*arguments[:-1])
 
-    return tf.numpy_function(without_guard, [*inputs, never_constant], outputs, stateful=is_nested())
+    return tf.numpy_function(without_guard, [*inputs, _state()], outputs, stateful=is_nested())

@@ -11,6 +11,7 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compressor
 
+from hvd_lhc.advice import note_shape
 from hvd_lhc.arguments import check_process_set, describe, method_of_an_instance, options_by_name
 from hvd_lhc.compressor import Engine, Phase, Site, Statistics
 from hvd_lhc.errors import ConfigError, DecodeError, UnsupportedError
@@ -20,7 +21,7 @@ from hvd_lhc.settings import Settings
 from hvd_lhc.sizing import Tensor
 from hvd_lhc.torch.caller import Call, Caller, caller_of, find_call
 from hvd_lhc.torch.contexts import Dense, Sketch, Watched
-from hvd_lhc.torch.pending import PendingReductions
+from hvd_lhc.torch.pending import HeadersBeside, PendingReductions
 
 __all__ = ["LHC"]
 
@@ -31,6 +32,9 @@ _DTYPES = {
     torch.float16: ("float16", torch.float16),
     torch.bfloat16: ("bfloat16", torch.float32),
 }
+
+#: Of all compressors: names are Horovod's own.
+_headers = HeadersBeside()
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class LHC(Compressor):  # type: ignore[misc]
                 f"compression for PyTorch takes a torch.Tensor, not {describe(tensor)}: write torch.from_numpy(...) or "
                 "torch.as_tensor(...); for a tensor of TensorFlow use hvd_lhc.tensorflow.Compression.lhc"
             )
+        note_shape(tensor.shape)
         if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or _needs_autograd(tensor):
             return tensor, None
         call = find_call()
@@ -148,7 +153,8 @@ class LHC(Compressor):  # type: ignore[misc]
         x = x.to("cpu", torch.float32).contiguous().view(-1)
         wire = torch.from_numpy(self._engine.encode(ticket, x.numpy(), self._ranks().rank()))
         if ticket.kind != "sketch" and place.caller.has_names:
-            return tensor.to(dense_dtype).contiguous(), Watched(tensor.dtype, ticket, _reduce_beside(wire, place.caller))
+            handle = _headers.start(wire, place.caller, tensor.numel())
+            return tensor.to(dense_dtype).contiguous(), Watched(tensor.dtype, ticket, handle)
         wire = wire.to(tensor.device)
         sketch = Sketch(gradient, wire, ticket, place.caller.options, call.parameter)
         if call.parameter and not ticket.negative_zeros and _shares_memory(x, gradient):
@@ -280,14 +286,6 @@ class LHC(Compressor):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"LHC({self._settings})"
-
-
-def _reduce_beside(header: torch.Tensor, caller: Caller) -> int:
-    """Start the reduction of a header whose gradient goes the usual way at the same time. It has one name in all steps."""
-    handle: int = hvd.allreduce_async(
-        header, name=f"hvd_lhc.header.{caller.parameter}", op=hvd.Sum, process_set=caller.process_set
-    )
-    return handle
 
 
 def _shares_memory(x: torch.Tensor, gradient: torch.Tensor) -> bool:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from hvd_lhc import ConfigError
 
-__all__ = ["check_wrong_options", "check_wrong_values_of_compression", "expect"]
+__all__ = ["DIFFERENT_SIZES", "check_different_sizes", "check_wrong_options", "check_wrong_values_of_compression", "expect"]
+
+#: Elements of two ranks' tensors: one below min_numel and one above, both above, and how often all ranks reduce one of
+#: 50,000 before that.
+DIFFERENT_SIZES = [(500, 50_000, 0), (500, 50_000, 4), (50_000, 60_000, 0), (50_000, 60_000, 4)]
 
 
 def expect(call: Callable[[], Any], *words: str) -> None:
@@ -51,3 +60,27 @@ def check_wrong_values_of_compression(lhc: Any, compression: Any, reduce: Callab
             return lhc.compress(self, tensor)
 
     reduce(Mine())
+
+
+def check_different_sizes(rank: int, mine: int, reduce: Callable[[Any], Any]) -> None:
+    """Ranks that hand in tensors of different sizes: each gets an error, and reads of shapes below it; nobody waits.
+
+    Args:
+        rank: of the caller.
+        mine: elements of its tensor.
+        reduce: reduces a float32 array.
+    """
+    printed = io.StringIO()
+    try:
+        reduce(sparse(mine))
+    except Exception as error:
+        with contextlib.redirect_stderr(printed):
+            sys.excepthook(type(error), error, error.__traceback__)
+    assert "the ranks handed in tensors of different shapes" in printed.getvalue(), (rank, mine, printed.getvalue())
+
+
+def sparse(numel: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """An array with twenty ones."""
+    array = np.zeros(numel, np.float32)
+    array[:: numel // 20] = 1
+    return array

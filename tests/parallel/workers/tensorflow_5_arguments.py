@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,14 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from harness import case
-from misuse import check_wrong_options, check_wrong_values_of_compression, expect
+from misuse import (
+    DIFFERENT_SIZES,
+    check_different_sizes,
+    check_wrong_options,
+    check_wrong_values_of_compression,
+    expect,
+    sparse,
+)
 
 from hvd_lhc.tensorflow import LHC, Compression
 
@@ -63,3 +72,44 @@ def arrays_of_others() -> None:
             expect(lambda call=call, array=array: call(array), "tf.Tensor", type(array).__name__, "tf.convert_to_tensor")
     total = hvd.allreduce(tf.ones(NUMEL), compression=Compression.lhc, op=hvd.Sum)
     assert np.array_equal(total.numpy(), np.full(NUMEL, hvd.size(), np.float32))
+
+
+@case(2)
+def different_shapes() -> None:
+    """Ranks with tensors of different sizes, by hand, in functions and in tapes: an error that names shapes on every rank."""
+
+    def by_hand(lhc: Any, tensor: Any, name: str | None) -> Any:
+        wire, context = lhc.compress(tensor)
+        return lhc.decompress(hvd.allreduce(wire, name=name, op=hvd.Sum), context)
+
+    def by_argument(lhc: Any, tensor: Any, name: str | None) -> Any:
+        return hvd.allreduce(tensor, name=name, compression=lhc)
+
+    def of_a_tape(lhc: Any, tensor: Any, name: str | None) -> Any:
+        del name
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            loss = tf.reduce_sum(tensor * tensor)
+        return hvd.DistributedGradientTape(tape, compression=lhc).gradient(loss, [tensor])
+
+    def in_a_function(call: Callable[..., Any], lhc: Any, name: str | None) -> Callable[..., Any]:
+        @tf.function
+        def inner(tensor: Any) -> Any:
+            return call(lhc, tensor, name)
+
+        @tf.function
+        def outer(tensor: Any) -> Any:  # as in Keras; the name of a reduction has those of both functions in it
+            return inner(tensor)
+
+        return outer
+
+    names = itertools.count()
+    for call in (by_hand, by_argument, of_a_tape):
+        for graph in (False, True):
+            for *sizes, before in DIFFERENT_SIZES:
+                lhc, name = LHC(), None if call is by_argument and graph else f"different.shapes.{next(names)}"
+                reduce = in_a_function(call, lhc, name) if graph else functools.partial(call, lhc, name=name)
+                for _ in range(before):
+                    reduce(tf.constant(sparse(50_000)))
+                mine = sizes[hvd.rank()]
+                check_different_sizes(hvd.rank(), mine, lambda array, reduce=reduce: reduce(tf.constant(array)))
