@@ -94,13 +94,16 @@ static void weigh(const lhc_units *units, lhc_elements *elements, lhc_tally *tal
 
 static void place(const lhc_layout *y, lhc_keys *keys) {
     const uint64_t count = keys->count, mask = ((uint64_t)1 << y->segment_bits) - 1;
-    const uint32_t segment_bits = y->segment_bits, count_bits = y->count_bits, square_at = 2 * y->count_bits + y->r_bits;
+    const uint32_t segment_bits = y->segment_bits, half = (segment_bits + 1) / 2;
+    const uint32_t count_bits = y->count_bits, square_at = 2 * y->count_bits + y->r_bits;
     const int lanes = (int)y->index_lanes;
     for (uint64_t k = 0; k < count; k++) {
         const lhc_place at = lhc_place_of(y, keys->key[k]);
         const uint64_t h = lhc_mix(y->segment_seed ^ (at.segment * LHC_GOLDEN));
         const uint64_t low = at.id & mask, high = at.id >> segment_bits;
-        const uint64_t shift1 = low * (h | 1) + (h >> 32), shift2 = lhc_mix(h + low) + high * ((h >> 16) | 1);
+        const uint64_t w = lhc_mix(h + low);
+        const uint64_t j = (low * (h | 1) + (h >> 32)) & mask;
+        const uint64_t shift1 = (j ^ (j >> half)) * ((h >> 16) | 1), shift2 = w + high * ((w >> 16) | 1);
         const uint64_t first = at.segment << segment_bits;
         keys->cell[0][k] = first + at.offset;
         keys->cell[1][k] = first + mask + 1 + ((at.offset + shift1) & mask);
@@ -132,7 +135,7 @@ static int load(const double *cells, uint64_t count, double factor, int64_t *int
         const double z = cells[i] * factor, shifted = z + magic, nearest = shifted - magic;
         int64_t bits;
         memcpy(&bits, &shifted, sizeof bits);
-        integers[i] = bits - magic_bits;
+        integers[i] = (int64_t)((uint64_t)bits - (uint64_t)magic_bits); /* of no meaning where bad */
         bad |= !(fabs(z) < 0x1p50);
         bad |= !(fabs(z - nearest) <= 0.25);
     }

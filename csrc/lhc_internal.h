@@ -4,7 +4,7 @@
 
 #include "lhc.h"
 
-#define LHC_FORMAT_VERSION 2u
+#define LHC_FORMAT_VERSION 3u
 #define LHC_MAX_WORLD_SIZE 4096u
 #define LHC_HEADER_FIELDS 15u
 #define LHC_MAGNITUDE_CLASSES 277u
@@ -119,8 +119,10 @@ static inline void lhc_shifts(const lhc_layout *y, uint64_t segment, uint64_t id
     const uint64_t h = lhc_mix(y->segment_seed ^ (segment * LHC_GOLDEN));
     const uint64_t low = id & mask, high = id >> y->segment_bits;
     shift[0] = 0;
-    shift[1] = (low * (h | 1) + (h >> 32)) & mask;
-    shift[2] = (lhc_mix(h + low) + high * ((h >> 16) | 1)) & mask;
+    const uint64_t j = (low * (h | 1) + (h >> 32)) & mask;
+    shift[1] = ((j ^ (j >> ((y->segment_bits + 1) / 2))) * ((h >> 16) | 1)) & mask;
+    const uint64_t w = lhc_mix(h + low);
+    shift[2] = (w + high * ((w >> 16) | 1)) & mask;
 }
 
 static inline void lhc_cells_of(const lhc_layout *y, lhc_place place, uint64_t cell[3]) {

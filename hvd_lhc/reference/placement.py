@@ -28,8 +28,11 @@ def _offsets(g: Geometry, segment: int, key_id: int) -> tuple[int, int, int]:
     """0, f1, f2: how far the three cells of a key are shifted within their segments."""
     h = mix(g.salt ^ (segment * GOLDEN % WORD64))
     ia, ib = key_id % g.segment_cells, key_id >> g.segment_bits
-    f1 = (ia * (h | 1) + (h >> 32)) % WORD64 % g.segment_cells
-    f2 = (mix(h + ia) + ib * ((h >> 16) | 1)) % WORD64 % g.segment_cells
+    j = (ia * (h | 1) + (h >> 32)) % g.segment_cells
+    j ^= j >> ((g.segment_bits + 1) // 2)
+    f1 = j * ((h >> 16) | 1) % g.segment_cells
+    w = mix(h + ia)
+    f2 = (w + ib * ((w >> 16) | 1)) % WORD64 % g.segment_cells
     return 0, f1, f2
 
 

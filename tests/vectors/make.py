@@ -23,7 +23,7 @@ from cases import CASES, Case
 from hvd_lhc import DecodeError, WireError, reference
 
 STORED = Path(__file__).with_name("wires.json")
-COMMENT = "Golden wires of format version 1, made by make.py with hvd_lhc.reference. make.py says what is in a case."
+COMMENT = "Golden wires of format version 3, made by make.py with hvd_lhc.reference. make.py says what is in a case."
 
 
 def bits_of(x: np.ndarray[Any, Any]) -> dict[str, int]:
